@@ -1,0 +1,253 @@
+"""What every family's asv class shares: its cases, one measurement for all of them, and cheap readers.
+
+asv starts one process per benchmark and case. So `setup_cache` measures everything once, in processes of
+its own, and leaves one small file per case in the folder that asv gives to the readers; a reader only reads
+its file.
+
+Read from the environment (README, "History in asv"):
+    OVERLAP_RECORD      take the numbers from this record instead of measuring
+    OVERLAP_LAUNCH      only this launch of the record
+    OVERLAP_TIER, OVERLAP_DEVICE, OVERLAP_LAUNCHES      as the options of `overlap run`
+    OVERLAP_RESULTS     keep the record of what was measured under this folder
+    OVERLAP_TIMEOUT     seconds after which a measurement is ended (default 3000)
+
+Nothing here imports torch or touches CUDA, and numpy is imported in `setup_cache` alone.
+"""
+
+import ast
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from harness import METHOD_VERSION
+from harness.errors import OverlapError
+
+# A fixed word, not asv's hash of this suite's source: only a change of method cuts the history.
+VERSION = f"method-{METHOD_VERSION}"
+
+# Metrics of harness/metrics.py with `asv=True`, and their units (tests/test_benchmarks.py holds them
+# together). Written out, because importing the registry would import numpy.
+TRACKED = {
+    "overlapped_ms": "ms",
+    "bound_ratio": "ratio",
+    "overlapped_over_compute": "ratio",
+    "transfer_ms": "ms",
+    "compute_ms": "ms",
+    "host_blocked_ms": "ms",
+}
+
+TIMEOUT = float(os.environ.get("OVERLAP_TIMEOUT", "3000"))
+
+# asv counts silent seconds, and a measurement is silent; ours must end first, since it knows whom to end.
+SETUP_TIMEOUT = TIMEOUT + 120
+
+ROOT = Path(__file__).resolve().parents[1]
+LOG = "overlap-run.log"
+LOG_LINES = 30
+
+Cache = dict[str, str]
+
+
+# -- which cases -------------------------------------------------------------------------------------------
+
+
+def cases(suite: str, name: str) -> list[str]:
+    """Keys of the cases of `name` (`bench_h2d.H2D`): those in asv's store first, in its order, then new ones.
+
+    asv rewrites its list of cases on every run, so a case left out here would lose its history: cases of
+    other machines stay. And asv hands a reader only an index into the list: while it runs, the list is
+    frozen."""
+    frozen = os.environ.get("OVERLAP_ASV_CASES")
+    if frozen and (keys := _listed(Path(frozen), name)):
+        return keys
+    return list(dict.fromkeys([*_listed(_store() / "benchmarks.json", name), *_new_cases(suite)]))
+
+
+def _store() -> Path:
+    return Path(os.environ.get("OVERLAP_ASV_RESULTS") or ROOT / "results" / "asv")
+
+
+def _listed(path: Path, name: str) -> list[str]:
+    """Cases of the class `name` in one of asv's lists of benchmarks; params are stored by their repr."""
+    listed: dict[str, None] = {}
+    for benchmark, entry in _benchmarks(path).items():
+        if benchmark.startswith(f"{name}."):
+            listed |= dict.fromkeys(ast.literal_eval(text) for text in entry["params"][0])
+    return list(listed)
+
+
+def _benchmarks(path: Path) -> dict[str, dict]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return {name: entry for name, entry in stored.items() if isinstance(entry, dict)}
+
+
+def _new_cases(suite: str) -> Iterable[str]:
+    if path := os.environ.get("OVERLAP_RECORD"):
+        from harness import record
+
+        return [case.key for case in record.read(Path(path)).cases if case.family == suite]
+    from harness import devices, profiles, suites
+
+    # The suite of this machine: of its GPU if it has one, else of the cpu backend.
+    device = devices.detect(os.environ.get("OVERLAP_DEVICE", "auto"))
+    profile = profiles.profile_for(device.kind, device.name)
+    return [case.key for case in suites.select([suite], _tier(), profile)]
+
+
+def _tier() -> str:
+    return os.environ.get("OVERLAP_TIER", "quick")
+
+
+# -- measuring, once ---------------------------------------------------------------------------------------
+
+
+def measure(suite: str, name: str, folder: Path | None = None) -> Cache:
+    """Measure the suite, or read OVERLAP_RECORD; one file per case in `folder`, and the files' names by
+    case key.
+
+    Raises RuntimeError, with the end of the log, where nothing could be measured at all. A machine without
+    a GPU is no error: its cases are those of the cpu backend, and the others have no file."""
+    from harness import asv_store, record
+
+    folder = folder or Path.cwd()
+    given = os.environ.get("OVERLAP_RECORD")
+    made = record.read(Path(given) if given else _run(suite, folder))
+    _check(made, suite, name)
+    launch = os.environ.get("OVERLAP_LAUNCH")
+    cache: Cache = {}
+    for number, (key, row) in enumerate(asv_store.rows(made, launch=int(launch) if launch else None).items()):
+        cache[key] = f"case-{number:04}.json"
+        (folder / cache[key]).write_text(json.dumps(row))
+    return cache
+
+
+def _check(made, suite: str, name: str) -> None:
+    """That the numbers are of the commit and of the method that asv files them under."""
+    commit = os.environ.get("ASV_COMMIT")
+    if commit and not commit.startswith(made.run.commit):
+        raise RuntimeError(
+            f"the record was measured at commit {made.run.commit}, asv files it under {commit}"
+        )
+    if f"method-{made.method}" != VERSION:
+        raise RuntimeError(
+            f"the record's method is {made.method}, this harness reads method {METHOD_VERSION}"
+        )
+    if frozen := os.environ.get("OVERLAP_ASV_CASES"):
+        asked = {
+            each["version"] for bench, each in _benchmarks(Path(frozen)).items() if bench.startswith(f"{name}.")
+        }
+        if asked - {VERSION}:
+            raise RuntimeError(
+                f"asv files these numbers as {', '.join(sorted(asked))}, but this commit measures with "
+                f"{VERSION}: run asv separately on the commits before and after the change of method"
+            )
+    keys = {case.key for case in made.cases if case.family == suite and case.measured}
+    if keys and not keys & set(cases(suite, name)):
+        raise RuntimeError(
+            f"none of the {len(keys)} measured cases is one that asv lists, e.g. {min(keys)}: this commit "
+            "has other cases or another profile than the first commit of this asv run; run asv on each by itself"
+        )
+
+
+def _run(suite: str, folder: Path) -> Path:
+    """`python -m harness run` in a process group of its own, ended whole; returns the record's path."""
+    results = folder / "results"
+    command = [sys.executable, "-m", "harness", "run", "--suite", suite, "--tier", _tier()]
+    command += ["--results", str(results), "--json"]
+    for variable, option in (("OVERLAP_DEVICE", "--device"), ("OVERLAP_LAUNCHES", "--launches")):
+        if value := os.environ.get(variable):
+            command += [option, value]
+    if commit := os.environ.get("ASV_COMMIT"):
+        # A tree that may have been changed is recorded as one that was.
+        command += ["--commit", commit + ("+dirty" if os.environ.get("OVERLAP_ACCEPT_DIRTY") == "1" else "")]
+    log = folder / LOG
+    # A file and no pipe: asv would wait for a child of ours that outlives us and still holds its pipe. The
+    # working directory is asv's empty one: from the root of the tree, `-m harness` would be the tree's and
+    # not the commit's.
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(
+                f"no end after {TIMEOUT:g} s; OVERLAP_TIMEOUT sets the limit\n{_tail(log)}"
+            ) from None
+        finally:
+            end_group(process)
+    records = sorted((results / "records").glob("*/*.json"))
+    # 3: nothing measured, 4: some cases failed. The record then says which and why, and so do the readers.
+    if code not in (0, 3, 4) or len(records) != 1:
+        raise RuntimeError(f"`{' '.join(command[1:])}` ended with exit code {code}\n{_tail(log)}")
+    if kept := os.environ.get("OVERLAP_RESULTS"):
+        shutil.copytree(results / "records", Path(kept) / "records", dirs_exist_ok=True)
+    return records[0]
+
+
+def end_group(process: subprocess.Popen, grace_s: float = 10.0) -> None:
+    """End a process and every child in its group, first as Ctrl-C would, so that it can end its own
+    launches."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+
+# -- readers -----------------------------------------------------------------------------------------------
+
+
+def setup(cache: Cache, case: str) -> None:
+    """Before each reader: n/a for a case of another device or a skipped one, failed with its reason for a
+    bad one."""
+    if case not in cache:
+        raise NotImplementedError(f"{case}: not measured on this device")
+    row = read(cache, case)
+    if row["status"] == "skipped":
+        raise NotImplementedError(f"{case}: {row['reason']}")
+    if row["samples"] is None:
+        raise OverlapError(f"{case}: {row['status']}: {row['reason']}")
+
+
+def read(cache: Cache, case: str) -> dict:
+    with open(cache[case], encoding="utf-8") as file:
+        return json.load(file)
+
+
+def tracked(cls: type) -> type:
+    """Give an asv class one `track_<metric>` reader per metric that asv follows."""
+    for metric, unit in TRACKED.items():
+        setattr(cls, f"track_{metric}", _reader(metric, unit))
+    return cls
+
+
+def _reader(metric: str, unit: str) -> Callable[..., dict | float]:
+    def track(self, cache: Cache, case: str) -> dict | float:
+        samples = read(cache, case)["samples"].get(metric)
+        # asv makes its median and interval from samples of any benchmark, and shows not-a-number as n/a.
+        return {"samples": samples, "number": 1} if samples else float("nan")
+
+    track.unit = unit
+    track.__name__ = f"track_{metric}"
+    return track

@@ -1,0 +1,247 @@
+"""Records into asv: the samples that asv is given, and `ingest`, which hands it a record by its public
+commands.
+
+asv's suite (benchmarks/) reads a record through `rows`; `ingest` only runs `asv run` with OVERLAP_RECORD
+set, so asv's files are written by asv alone. What asv must know of the record's machine and software it
+learns through its plugin (harness/asv_plugin.py)."""
+
+import ast
+import itertools
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness import metrics, record
+from harness.errors import MeasurementError, UsageError
+
+# Samples of one launch are dependent in time and share what that launch had, but asv's test takes them as
+# independent. About twenty are twice what it needs to see a difference at all, and keep a commit's file small.
+# An odd number, so that their median is one of them and keeps its few digits.
+SAMPLES_PER_LAUNCH = 21
+
+# Event resolution is 0.5 us; more digits would only fill the repository.
+DIGITS = 6
+
+REFUSED = 2
+TAIL = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingested:
+    """What `ingest` ran and what asv then held: `values` numbers of `cases` measured cases in `file`."""
+
+    command: list[str]
+    environment: dict[str, str]
+    commit: str
+    machine: str
+    cases: int
+    values: int
+    file: Path
+
+    def __str__(self) -> str:
+        """The command as a person would type it."""
+        settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*settings, shlex.join(self.command)])
+
+
+# -- what asv is given -------------------------------------------------------------------------------------
+
+
+def tracked() -> dict[str, str]:
+    """The metrics that asv follows and their units: positive ones of which less is better."""
+    return {name: metric.unit for name, metric in metrics.METRICS.items() if metric.asv}
+
+
+def rows(made: record.Record, *, launch: int | None = None) -> dict[str, dict[str, Any]]:
+    """By case key: status, reason and `samples` by metric, None for a case that has no numbers to show.
+
+    launch: only the launch of this index; UsageError where the record has none.
+    """
+    if launch is not None:
+        known = sorted({each.index for case in made.cases for each in case.launches})
+        if launch not in known:
+            raise UsageError(
+                f"launch: got {launch}, want one of {', '.join(map(str, known)) or 'none at all'}"
+            )
+    return {case.key: _row(case, launch) for case in made.cases}
+
+
+def _row(case: record.CaseResult, launch: int | None) -> dict[str, Any]:
+    kept = [each for each in case.launches if launch is None or each.index == launch]
+    row: dict[str, Any] = {"status": case.status, "reason": case.reason, "samples": None}
+    if case.measured:
+        row["samples"] = {
+            name: [sample for each in kept for sample in _samples(case, each, name)] for name in tracked()
+        }
+    return row
+
+
+def _samples(case: record.CaseResult, launch: record.Launch, name: str) -> list[float]:
+    """At most SAMPLES_PER_LAUNCH samples of one launch, whose median is the launch's own value of the metric.
+
+    They are medians of neighbouring rounds. A ratio of medians has no samples of its own: it gets the
+    scatter of the overlapped arm, the numerator of every ratio that asv follows."""
+    alone = msgspec.structs.replace(case, launches=[launch])
+    value = metrics.launch_values(alone, name)
+    rounds = metrics.samples(alone, name if metrics.METRICS[name].per_round else "overlapped_ms")
+    if not value or not rounds:
+        return []
+    blocks = [statistics.median(block) for block in _blocks(rounds)]
+    scale = value[0] / statistics.median(blocks)
+    return [float(f"{block * scale:.{DIGITS}g}") for block in blocks]
+
+
+def _blocks(rounds: Sequence[float]) -> Iterable[Sequence[float]]:
+    """An odd number of runs of neighbours, SAMPLES_PER_LAUNCH at most, of lengths that differ by one at most."""
+    count = min((len(rounds) - 1) | 1, SAMPLES_PER_LAUNCH)
+    ends = [len(rounds) * at // count for at in range(count + 1)]
+    return (rounds[start:end] for start, end in itertools.pairwise(ends))
+
+
+# -- ingest ------------------------------------------------------------------------------------------------
+
+
+def ingest(
+    path: Path, *, config: Path = Path("asv.conf.json"), append: bool = False, accept_dirty: bool = False
+) -> Ingested:
+    """Hand a record to asv: `asv run` in the environment that runs this, with the record in place of
+    measuring.
+
+    config: asv's configuration; its folder is the project's repository. append: pool the samples with those
+    that asv has for this commit, machine and environment (a further launch of the same cases), else replace
+    them. Refuses (UsageError) a record that names no commit or one that the repository does not have, and
+    one of a tree with uncommitted changes unless `accept_dirty`. Raises MeasurementError where asv did not
+    store every number."""
+    made = record.read(path)
+    if not config.is_file():
+        raise UsageError(
+            f"config: no {config}; asv's configuration is asv.conf.json in the project's repository"
+        )
+    commit = _commit(made, config.resolve().parent, accept_dirty)
+    if not made.run.finished:
+        raise UsageError(f"{path}: is of a run that has not ended; go on with: overlap run --resume {path}")
+    if not any(case.measured for case in made.cases):
+        raise UsageError(f"{path}: has no measured case to hand to asv")
+    command = [sys.executable, "-m", "asv", "run", "--config", str(config), "--python=same"]
+    command += ["--set-commit-hash", commit, "--machine", made.machine.name]
+    command += ["--append-samples" if append else "--record-samples"]
+    environment = {"OVERLAP_RECORD": str(path.resolve())}
+    if made.run.dirty:
+        environment["OVERLAP_ACCEPT_DIRTY"] = "1"
+    ran = subprocess.run(
+        command,
+        env=_environment(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    # asv ends with 2 where a reader failed, as those of invalid cases do.
+    if ran.returncode not in (0, REFUSED):
+        raise MeasurementError(f"asv: ended with exit code {ran.returncode}\n{_tail(ran.stdout)}")
+    file = _result_file(config, made, commit)
+    stored = _stored(file) if file else {}
+    wanted = {
+        (name, key)
+        for key, row in rows(made).items()
+        for name, values in (row["samples"] or {}).items()
+        if values
+    }
+    if missing := wanted - stored.keys():
+        name, key = min(missing)
+        raise MeasurementError(
+            f"asv: stored {len(wanted - missing)} of {len(wanted)} numbers; first missing: {name} of {key}\n"
+            f"{_tail(ran.stdout)}"
+        )
+    assert file is not None
+    return Ingested(
+        command=command,
+        environment=environment,
+        commit=commit,
+        machine=made.machine.name,
+        cases=len({key for _, key in wanted}),
+        values=len(wanted),
+        file=file,
+    )
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """asv's readers must import the package that runs this, installed or not; settings for measuring are
+    left out."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
+    package = str(Path(__file__).resolve().parents[1])
+    paths = [package, *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))]
+    return inherited | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))} | dict(extra)
+
+
+def _commit(made: record.Record, repository: Path, accept_dirty: bool) -> str:
+    """The full hash of the record's commit."""
+    commit = made.run.commit
+    if commit == "none":
+        raise UsageError("commit: the record names none, and asv files by commit; measure with --commit SHA")
+    if made.run.dirty and not accept_dirty:
+        raise UsageError(
+            f"commit: the record was measured with uncommitted changes on top of {commit[:8]}, which asv "
+            "cannot say; commit and measure again, or accept it with --accept-dirty"
+        )
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise UsageError("git: not found, and asv needs it to know a commit's date") from None
+    if found.returncode != 0:
+        why = found.stderr.strip().splitlines()
+        raise UsageError(
+            f"commit: {commit} of the record is not in the repository of asv.conf.json "
+            f"({why[0] if why else 'fetch it, or ingest where it is'})"
+        )
+    return found.stdout.strip()
+
+
+def _result_file(config: Path, made: record.Record, commit: str) -> Path | None:
+    """The file that asv has just written for this commit and machine."""
+    folder = _results_dir(config) / made.machine.name
+    files = sorted(folder.glob(f"{commit[:8]}-*.json"), key=lambda file: file.stat().st_mtime_ns)
+    return files[-1] if files else None
+
+
+def _results_dir(config: Path) -> Path:
+    import json5  # asv reads its configuration with it, comments and all
+
+    read = json5.loads(config.read_text(encoding="utf-8"))
+    return config.resolve().parent / str(read.get("results_dir", "results"))
+
+
+def _stored(file: Path) -> dict[tuple[str, str], float]:
+    """Every number in one of asv's result files, by metric and case key."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    columns = found["result_columns"]
+    numbers: dict[tuple[str, str], float] = {}
+    for benchmark, cells in found["results"].items():
+        entry = dict(zip(columns, cells, strict=False))
+        metric = benchmark.rpartition(".track_")[2]
+        for key, value in zip(entry["params"][0], entry["result"] or (), strict=False):
+            if value is not None and not math.isnan(value):
+                numbers[metric, ast.literal_eval(key)] = value
+    return numbers
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.splitlines()[-TAIL:])

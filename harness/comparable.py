@@ -1,0 +1,111 @@
+"""What makes two records comparable (measurement.md): keys that must be equal, keys worth a warning."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from harness.record import Record
+
+# Dotted names into a record. A difference in one of these is another experiment.
+HARD_KEYS = (
+    "method",
+    "profiles",
+    "machine.device",
+    "machine.gpu.name",
+    "machine.gpu.power_limit_w",
+    "machine.gpu.ecc",
+    "machine.gpu.mig",
+    "software.driver",
+    "software.cuda",
+    "software.cublas",
+    "software.nccl",
+    "software.torch",
+)
+SOFT_KEYS = (
+    "machine.gpu.vbios",
+    "machine.gpu.virtualisation",
+    "machine.gpu.numa_node",
+    "machine.gpu.pcie_generation_max",
+    "machine.gpu.pcie_width_max",
+    "machine.cpu.model",
+    "machine.cpu.usable_cores",
+    "machine.cpu.numa_nodes",
+    "machine.cpu.hypervisor",
+    "software.torch_git",
+    "software.kernel",
+    "software.container",
+    "environment.NCCL_ALGO",
+    "environment.NCCL_PROTO",
+    "environment.NCCL_MIN_NCHANNELS",
+    "environment.NCCL_MAX_NCHANNELS",
+    "environment.NCCL_MIN_CTAS",
+    "environment.NCCL_MAX_CTAS",
+    "environment.CUDA_DEVICE_MAX_CONNECTIONS",
+    "environment.CUDA_DEVICE_MAX_COPY_CONNECTIONS",
+    "environment.CUDA_SCALE_LAUNCH_QUEUES",
+    "environment.PYTORCH_ALLOC_CONF",
+    "environment.PYTORCH_CUDA_ALLOC_CONF",
+    "environment.OMP_NUM_THREADS",
+    "environment.MKL_NUM_THREADS",
+)
+# Where the CPU is the device under test, these decide as the GPU's model does.
+CPU_HARD_KEYS = (
+    "machine.cpu.model",
+    "machine.cpu.usable_cores",
+    "environment.OMP_NUM_THREADS",
+    "environment.MKL_NUM_THREADS",
+)
+
+UNKNOWN = "unknown"
+UNSET = "unset"
+
+
+class Difference(NamedTuple):
+    """One key on which two records differ; `unknown` where one does not tell, `unset` for a variable."""
+
+    key: str
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        return f"{self.key.rpartition('.')[2]}: {_words(self.a)} vs {_words(self.b)}"
+
+
+def comparable(a: Record, b: Record) -> tuple[list[Difference], list[Difference]]:
+    """The differences that make `a` and `b` not comparable, and those worth a warning.
+
+    A hard key that only one record tells cannot be shown to differ: that is a warning.
+    """
+    hard_keys, soft_keys = list(HARD_KEYS), list(SOFT_KEYS)
+    if "cpu" in (a.machine.device, b.machine.device):
+        hard_keys += CPU_HARD_KEYS
+        soft_keys = [key for key in soft_keys if key not in CPU_HARD_KEYS]
+    hard: list[Difference] = []
+    soft: list[Difference] = []
+    for difference in _differences(a, b, hard_keys):
+        (soft if UNKNOWN in difference else hard).append(difference)
+    return hard, soft + list(_differences(a, b, soft_keys))
+
+
+def value(record: Record, key: str) -> Any:
+    """What `record` tells under a dotted key of this module; `unknown` or `unset` for nothing."""
+    if key == "profiles":
+        names = {case.params["profile"] for case in record.cases if "profile" in case.params}
+        return ", ".join(sorted(map(str, names))) or UNKNOWN
+    root, _, rest = key.partition(".")
+    found: Any = getattr(record, root)
+    for name in filter(None, rest.split(".")):
+        found = found.get(name) if isinstance(found, dict) else getattr(found, name)
+    if found is not None:
+        return found
+    return UNSET if root == "environment" else UNKNOWN
+
+
+def _differences(a: Record, b: Record, keys: Iterable[str]) -> Iterable[Difference]:
+    for key in keys:
+        difference = Difference(key, value(a, key), value(b, key))
+        if difference.a != difference.b:
+            yield difference
+
+
+def _words(item: Any) -> str:
+    return {True: "on", False: "off"}[item] if isinstance(item, bool) else str(item)

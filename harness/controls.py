@@ -1,0 +1,251 @@
+"""Controls: work whose answer is known, measured in every run by the same means (measurement.md, rule 6).
+
+A control that fails makes the run's overlap numbers invalid, so each can fail: it is measured, never assumed.
+
+known answer   a copy beside a timed spin takes as long as the longer of the two
+same stream    spin and copy on one stream hide nothing
+dependency     a copy that has to wait for the spin hides nothing, whatever its stream
+null           a product against itself differs by nothing
+sensitivity    5 % more bytes are seen as 5 % more time
+race           the pipeline with its wait left out is caught by its check
+bare copy      the harness's copy is as fast as a bare `copy_` between two events
+"""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from harness.backends.base import Backend, Event
+from harness.case import Case
+from harness.errors import MeasurementError, Skip
+from harness.families import H2D, MIB
+from harness.profiles import Profile
+from harness.record import Control
+from harness.theory import hidden_fraction
+from harness.workloads.h2d import H2DWorkload
+
+ROUNDS = 20
+NULL_ROUNDS = 40
+RACE_ROUNDS = 10
+
+# A control that fails is measured again before it condemns a run; `Control.detail` says how often.
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """Bytes and time of the controls' work on one kind of device."""
+
+    copy_bytes: int
+    spin_ms: float
+    bare_bytes: int
+    memory: str
+
+
+_CUDA = _Sizes(copy_bytes=128 * MIB, spin_ms=3.0, bare_bytes=512 * MIB, memory="pinned")
+_CPU = _Sizes(copy_bytes=64 * MIB, spin_ms=8.0, bare_bytes=64 * MIB, memory="pageable")
+
+
+def run_controls(
+    backend: Backend, profile: Profile, launch: int, *, attempts: int = ATTEMPTS, only: str = ""
+) -> Iterator[Control]:
+    """Each control's last attempt, as it is measured. Those that need kernels this torch lacks are left out."""
+    bench = _Bench(backend, profile)
+    try:
+        for name, control in bench.controls().items():
+            if only not in ("", name):
+                continue
+            for attempt in range(1, attempts + 1):
+                try:
+                    value, low, high, unit = control()
+                except Skip:
+                    break
+                value = float(value)  # a formula may give numpy's kind
+                passed = low <= value <= high
+                if passed or attempt == attempts:
+                    detail = "" if attempt == 1 else f"attempt {attempt} of {attempts}"
+                    yield Control(
+                        name=name,
+                        launch=launch,
+                        passed=passed,
+                        value=value,
+                        low=low,
+                        high=high,
+                        unit=unit,
+                        detail=detail,
+                    )
+                    break
+    finally:
+        bench.close()
+
+
+_Result = tuple[float, float, float, str]
+
+
+class _Bench:
+    """The buffers and arms the controls share."""
+
+    def __init__(self, backend: Backend, profile: Profile) -> None:
+        self._backend = backend
+        self._profile = profile
+        self._sizes = sizes = _CUDA if backend.kind == "cuda" else _CPU
+        self._gated = backend.unsupported(memory=sizes.memory, gate=True) is None
+        width, dtype = profile.width, profile.dtype
+        self._rows = sizes.copy_bytes // profile.row_bytes
+        more = self._rows + self._rows // 20
+        self._host = backend.host_tensor(more, width, dtype, pinned=sizes.memory == "pinned")
+        self._device = backend.device_tensor(more, width, dtype)
+        backend.fill_normal(self._device, profile.seed)
+        self._host.copy_(self._device)
+        columns = min(profile.h2d.columns[sizes.memory].values())
+        self._product_rows = self._rows // 2
+        self._weight = backend.device_tensor(width, columns, dtype)
+        backend.fill_normal(self._weight, profile.seed, width**-0.5)
+        self._out = backend.device_tensor(self._product_rows, columns, dtype)
+        self._start, self._end, self._between = backend.event(), backend.event(), backend.event()
+        backend.synchronize()
+
+    def close(self) -> None:
+        self._backend.synchronize()
+        self.__dict__.clear()
+
+    def controls(self) -> dict[str, Callable[[], _Result]]:
+        return {
+            "known answer": self._known_answer,
+            "same stream": self._same_stream,
+            "dependency": self._dependency,
+            "null": self._null,
+            "sensitivity": self._sensitivity,
+            "race": self._race,
+            "bare copy": self._bare_copy,
+        }
+
+    # The arms. Each issues its work between start and end on `main`.
+
+    def _copy(self, rows: int) -> None:
+        self._backend.copy(self._device[:rows], self._host[:rows], self._backend.main)
+
+    def _copy_on_side(self, after: Event) -> None:
+        backend = self._backend
+        backend.wait(backend.side, after)
+        backend.copy(self._device[: self._rows], self._host[: self._rows], backend.side)
+        backend.record(self._between, backend.side)
+
+    def _spin(self) -> None:
+        self._backend.spin(self._sizes.spin_ms, self._backend.main)
+
+    def _beside(self) -> None:
+        self._copy_on_side(self._start)
+        self._spin()
+        self._backend.wait(self._backend.main, self._between)
+
+    def _after_each_other(self) -> None:
+        self._spin()
+        self._copy(self._rows)
+
+    def _dependent(self) -> None:
+        self._spin()
+        spun = self._backend.event()
+        self._backend.record(spun, self._backend.main)
+        self._copy_on_side(spun)
+        self._backend.wait(self._backend.main, self._between)
+
+    def _products(self) -> None:
+        for _ in range(2):
+            self._backend.gemm(self._device[: self._product_rows], [self._weight], self._out)
+
+    def _timed(self, issue: Callable[[], None]) -> float | None:
+        """Device time of one arm, ms; None if the gate leaked."""
+        backend = self._backend
+        backend.synchronize()
+        if self._gated:
+            backend.close_gate()
+        backend.record(self._start, backend.main)
+        issue()
+        backend.record(self._end, backend.main)
+        held = True
+        if self._gated:
+            held = backend.pending(self._start)
+            held = backend.open_gate() and held
+        backend.synchronize(self._end)
+        return backend.elapsed_ms(self._start, self._end) if held else None
+
+    def _medians(self, rounds: int, **arms: Callable[[], None]) -> dict[str, float]:
+        """Median time of every arm over `rounds` rounds, the order reversed each round."""
+        times: dict[str, list[float]] = {name: [] for name in arms}
+        order = list(arms)
+        for name in order:
+            self._timed(arms[name])
+        for _ in range(rounds):
+            order.reverse()
+            for name in order:
+                ms = self._timed(arms[name])
+                if ms is not None:
+                    times[name].append(ms)
+        if not all(times.values()):
+            raise MeasurementError("controls: the gate leaked in every sample")
+        return {name: statistics.median(values) for name, values in times.items()}
+
+    # The controls: value, lowest and highest accepted, unit.
+
+    def _needs_spin(self) -> None:
+        if not self._gated:
+            raise Skip("no kernels")
+
+    def _known_answer(self) -> _Result:
+        self._needs_spin()
+        ms = self._medians(ROUNDS, copy=lambda: self._copy(self._rows), spin=self._spin, both=self._beside)
+        tolerance = self._profile.tolerances.known
+        return ms["both"] / max(ms["copy"], ms["spin"]), 1 - tolerance, 1 + tolerance, "of the longer leg"
+
+    def _hidden(self, both: Callable[[], None]) -> _Result:
+        self._needs_spin()
+        ms = self._medians(ROUNDS, copy=lambda: self._copy(self._rows), spin=self._spin, both=both)
+        tolerance = self._profile.tolerances.hidden
+        return hidden_fraction(ms["copy"], ms["spin"], ms["both"]), -tolerance, tolerance, "hidden fraction"
+
+    def _same_stream(self) -> _Result:
+        return self._hidden(self._after_each_other)
+
+    def _dependency(self) -> _Result:
+        return self._hidden(self._dependent)
+
+    def _null(self) -> _Result:
+        ms = self._medians(NULL_ROUNDS, a=self._products, b=self._products)
+        tolerance = self._profile.tolerances.null
+        return ms["b"] / ms["a"] - 1, -tolerance, tolerance, "relative difference"
+
+    def _sensitivity(self) -> _Result:
+        more = self._rows + self._rows // 20
+        ms = self._medians(2 * ROUNDS, base=lambda: self._copy(self._rows), more=lambda: self._copy(more))
+        tolerance = self._profile.tolerances.sensitivity
+        return ms["more"] / ms["base"] - 1, 0.05 - tolerance, 0.05 + tolerance, "more time for 5 % more bytes"
+
+    def _race(self) -> _Result:
+        workload = self._pipeline(chunks=4, size=self._sizes.copy_bytes // 4, leave_out="stream_wait")
+        caught = sum(workload.sample("overlapped").failed is not None for _ in range(RACE_ROUNDS))
+        workload.close()
+        return caught / RACE_ROUNDS, 0.95, 1.0, "of the rounds caught"
+
+    def _bare_copy(self) -> _Result:
+        workload = self._pipeline(chunks=1, size=self._sizes.bare_bytes)
+        source, target = workload.transfer_buffers()
+        ours, bare = [], []
+        for _ in range(ROUNDS):
+            ours.append(workload.sample("transfer").ms)
+            ms = self._timed(lambda: self._backend.copy(target, source, self._backend.main))
+            if ms is not None:
+                bare.append(ms)
+        workload.close()
+        ratio = statistics.median(bare) / statistics.median(ours)
+        # Faster than the bare copy, beyond the noise, would be as wrong as slower.
+        return ratio, 0.95, 1 + max(0.05, self._profile.tolerances.known), "of the bare copy's rate"
+
+    def _pipeline(self, *, chunks: int, size: int, leave_out: str = "") -> H2DWorkload:
+        case = Case.of(
+            H2D, memory=self._sizes.memory, stream="side", chunks=chunks, size=size, ratio=1.0,
+            gate="on" if self._gated else "off", profile=self._profile.key,
+        )  # fmt: skip
+        # Behind a delay on its own stream the copy is late for certain, however fast it is.
+        delay = self._sizes.spin_ms if leave_out and self._gated else 0.0
+        return H2DWorkload(case, self._profile, self._backend, leave_out=leave_out, delay_copies_ms=delay)

@@ -1,0 +1,147 @@
+"""Rounds of samples: every arm once a round, in balanced order, until the headline is known well enough."""
+
+import gc
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.record import Round
+from harness.statistics import StopRule, balanced_orders
+from harness.workloads.base import Workload
+
+HEADLINE = "overlapped"
+
+# Untimed rounds first: modules load, cuBLAS picks its kernels, the allocator takes what it needs.
+WARM_UP_ROUNDS = 2
+
+# A case whose rounds are mostly void ends; the reason says so.
+MAX_DROPPED_SHARE = 0.5
+
+
+@dataclass
+class Measured:
+    """What `measure` brings back. `failed` is the first thing a check found wrong; the case is then invalid."""
+
+    rounds: list[Round] = field(default_factory=list)
+    windows: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    stop: str = ""
+    failed: str = ""
+    wall_s: float = 0.0
+    timed_s: float = 0.0
+    checks: dict[str, float | int | None] = field(default_factory=dict)
+
+
+def measure(
+    workload: Workload,
+    rule: StopRule,
+    *,
+    allocations: Callable[[], int] = lambda: 0,
+    clock: Callable[[], float] = time.monotonic,
+    on_round: Callable[[int], None] = lambda rounds: None,
+) -> Measured:
+    """Sample `workload` round by round until `rule` says stop, a check fails, or most rounds are void.
+
+    A round in which one sample is void (a leaked gate) is left out whole, so that the arms stay balanced.
+    """
+    result = Measured()
+    orders = balanced_orders(workload.arms)
+    began = clock()
+    with _quiet_host(result):
+        for index in range(WARM_UP_ROUNDS):
+            if _one_round(workload, orders[index % len(orders)], Measured(), clock, began, result) is None:
+                break
+        taken = allocations()
+        began = clock()
+        attempts = 0
+        while not result.failed and not result.stop:
+            done = _one_round(workload, orders[attempts % len(orders)], result, clock, began, result)
+            attempts += 1
+            if done:
+                result.stop = rule.decide([r.arms[HEADLINE] for r in result.rounds], clock() - began) or ""
+                on_round(len(result.rounds))
+            voids = attempts - len(result.rounds)
+            if not result.failed and voids > 10 and voids > MAX_DROPPED_SHARE * attempts:
+                result.failed = f"{voids} of {attempts} rounds are void: " + _counts(result.dropped)
+        result.wall_s = clock() - began
+        result.checks["driver_allocations"] = allocations() - taken
+    if not result.failed and result.checks["driver_allocations"]:
+        result.failed = (
+            f"device memory was allocated {result.checks['driver_allocations']} times while sampling"
+        )
+    return result
+
+
+def _one_round(
+    workload: Workload,
+    order: list[str],
+    into: Measured,
+    clock: Callable[[], float],
+    began: float,
+    verdict: Measured,
+) -> bool | None:
+    """Add one round to `into`; False if it is void, None if a check failed (then `verdict.failed` says what)."""
+    this = Round(order=list(order), arms={}, start=round(clock() - began, 6))
+    windows: dict[str, tuple[float, float]] = {}
+    void = False
+    for arm in order:
+        sample = workload.sample(arm)
+        if sample.failed is not None:
+            verdict.failed = f"check failed: {sample.failed}"
+            return None
+        if sample.dropped is not None:
+            into.dropped[sample.dropped] = into.dropped.get(sample.dropped, 0) + 1
+            void = True
+            continue
+        this.arms[arm] = round(sample.ms, 6)
+        this.host[arm] = round(sample.host_ms, 6)
+        this.spans.update({name: round(ms, 6) for name, ms in sample.spans.items()})
+        windows[arm] = sample.window
+        into.timed_s += sample.ms * 1e-3
+    if void:
+        return False
+    into.rounds.append(this)
+    for arm, window in windows.items():
+        into.windows.setdefault(arm, []).append(window)
+    return True
+
+
+def _counts(dropped: dict[str, int]) -> str:
+    return ", ".join(f"{reason} {count} times" for reason, count in dropped.items())
+
+
+@contextmanager
+def _quiet_host(result: Measured) -> Iterator[None]:
+    """No garbage collection while sampling; what else disturbed the host is counted in `result.checks`."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    switches, steal = _involuntary_switches(), _steal_seconds()
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+        seconds = time.monotonic() - began
+        result.checks["involuntary_switches"] = _involuntary_switches() - switches
+        after = _steal_seconds()
+        if steal is not None and after is not None and seconds > 0:
+            result.checks["steal_fraction"] = round((after - steal) / (seconds * (os.cpu_count() or 1)), 4)
+
+
+def _involuntary_switches() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _steal_seconds() -> float | None:
+    """Time another guest had this machine's cores, all cores together; None where the kernel does not say."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None

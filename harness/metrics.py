@@ -1,0 +1,300 @@
+"""Every metric, defined once, and what a case's launches say about it.
+
+`derive` fills a case result, `derive_curves` a record. Sinks render what these left there; they compute
+nothing.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness import record as records
+from harness import theory
+from harness.doubts import NAMES, doubts
+from harness.record import CaseResult, Launch, Record, Round
+from harness.statistics import Array, Bootstrap
+
+# Enqueueing that takes this share of the device's time leaves the device waiting for the host.
+LAUNCH_BOUND = 0.9
+_DERIVED_CHECKS = (*NAMES, "launch_bound", "ranks_misaligned")
+_CURVE_NEEDS = {"overlapped_ms", "transfer_ms", "compute_ms"}
+_CURVE_KEYS = (
+    "curve_ms",
+    "curve_ratio",
+    "curve_overhead_ms",
+    "curve_transfer_ms",
+    "curve_compute_ms",
+    "curve_fitted",
+    "n_star",
+    "recommended_chunks",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number of a case.
+
+    arms: the columns of a launch it is made from. of: that number from their medians (their `quantile`) and
+    the pieces in a sample, elementwise. asv: positive and lower is better; asv knows no other direction.
+    """
+
+    name: str
+    unit: str
+    label: str
+    description: str
+    arms: tuple[str, ...]
+    of: Callable[[Mapping[str, Array], int], Array]
+    quantile: float = 0.5
+    asv: bool = False
+
+    @property
+    def per_round(self) -> bool:
+        """Whether the rounds of one arm are samples of this metric, and not only a launch as a whole."""
+        return len(self.arms) == 1 and self.quantile == 0.5
+
+
+def _arm(
+    name: str, arm: str, label: str, description: str, *, quantile: float = 0.5, asv: bool = False
+) -> Metric:
+    return Metric(
+        name=name, unit="ms", label=label, description=description, arms=(arm,), of=lambda t, n: t[arm],
+        quantile=quantile, asv=asv,
+    )  # fmt: skip
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _arm("overlapped_ms", "overlapped", "overlapped", "copies and compute, free to overlap", asv=True),
+        _arm("overlapped_p10_ms", "overlapped", "overlapped p10", "a fast overlapped sample", quantile=0.1),
+        _arm("transfer_ms", "transfer", "transfer", "the copies alone, in the case's chunks", asv=True),
+        _arm("compute_ms", "compute", "compute", "the compute alone, in the case's chunks", asv=True),
+        _arm("serial_ms", "serial", "serial", "the same work, forced in sequence"),
+        _arm("transfer_unsplit_ms", "transfer_1", "transfer unsplit", "the copy alone, in one piece (T1)"),
+        _arm("compute_unsplit_ms", "compute_1", "compute unsplit", "the compute alone, in one piece (K1)"),
+        Metric(
+            name="exposed_ms", unit="ms", label="exposed",
+            description="what the copies add to the compute: overlapped - compute",
+            arms=("compute", "overlapped"), of=lambda t, n: theory.exposed(t["compute"], t["overlapped"]),
+        ),
+        Metric(
+            name="exposed_fraction", unit="fraction", label="exposed share",
+            description="exposed / transfer: 0 hidden, 1 nothing hidden, above 1 overlap lost time",
+            arms=("transfer", "compute", "overlapped"),
+            of=lambda t, n: theory.exposed_fraction(t["transfer"], t["compute"], t["overlapped"]),
+        ),
+        Metric(
+            name="hidden_fraction", unit="fraction", label="hidden",
+            description="(transfer + compute - overlapped) / the shorter: 1 hidden, negative lost time",
+            arms=("transfer", "compute", "overlapped"),
+            of=lambda t, n: theory.hidden_fraction(t["transfer"], t["compute"], t["overlapped"]),
+        ),
+        Metric(
+            name="bound_ratio", unit="ratio", label="over bound",
+            description="overlapped / the longer unsplit leg: 1 is the limit of any overlap",
+            arms=("transfer_1", "compute_1", "overlapped"),
+            of=lambda t, n: t["overlapped"] / theory.bound(t["transfer_1"], t["compute_1"]), asv=True,
+        ),
+        Metric(
+            name="model_ratio", unit="ratio", label="over model",
+            description="overlapped / the piece model of this chunk count: 1 when the schedule works",
+            arms=("transfer", "compute", "overlapped"),
+            of=lambda t, n: t["overlapped"] / theory.piece_model(t["transfer"], t["compute"], n),
+        ),
+        Metric(
+            name="overlapped_over_compute", unit="ratio", label="over compute",
+            description="overlapped / compute: the price of feeding the compute",
+            arms=("compute", "overlapped"), of=lambda t, n: t["overlapped"] / t["compute"], asv=True,
+        ),
+        Metric(
+            name="overlapped_over_serial", unit="ratio", label="over serial",
+            description="overlapped / serial: below 1 overlap won time",
+            arms=("serial", "overlapped"), of=lambda t, n: t["overlapped"] / t["serial"],
+        ),
+        _arm(
+            "host_blocked_ms", "host.overlapped", "host blocked",
+            "time the host needs to enqueue the overlapped work", asv=True,
+        ),
+    )
+}  # fmt: skip
+
+
+def launch_values(case: CaseResult, name: str) -> list[float]:
+    """The value of a metric in every launch that has samples; empty where they lack an arm it needs."""
+    metric, launches = METRICS[name], _columns(case)
+    if not _covers(launches, metric.arms):
+        return []
+    return [
+        float(value) for value in Bootstrap(launches).values(_of(metric, case), metric.arms, metric.quantile)
+    ]
+
+
+def samples(case: CaseResult, name: str) -> list[float]:
+    """What a store of samples gets: every round for the time of one arm, else one value per launch."""
+    metric, launches = METRICS[name], _columns(case)
+    if not metric.per_round or not _covers(launches, metric.arms):
+        return launch_values(case, name)
+    return [float(sample) for columns in launches for sample in columns[metric.arms[0]]]
+
+
+def derive(case: CaseResult) -> CaseResult:
+    """A copy of `case` with metrics, model and checks taken from its launches; without samples, as it was.
+
+    checks: see doubts.doubts; `launch_bound` for ungated pinned cases: the host needs LAUNCH_BOUND of the
+    device's time to enqueue it; `ranks_misaligned`: launches left out because their ranks' rounds differ.
+    """
+    launches = _columns(case)
+    checks = {name: value for name, value in case.checks.items() if name not in _DERIVED_CHECKS}
+    misaligned = [launch.index for launch in case.launches if _rounds(launch) is None]
+    if misaligned:
+        checks["ranks_misaligned"] = misaligned
+    if not launches:
+        return msgspec.structs.replace(case, metrics={}, checks=checks)
+    bootstrap = Bootstrap(launches)
+    found = {}
+    for metric in METRICS.values():
+        if _covers(launches, metric.arms):
+            interval = bootstrap.interval(_of(metric, case), metric.arms, metric.quantile)
+            found[metric.name] = records.Metric(
+                value=interval.value, unit=metric.unit, low=interval.low, high=interval.high
+            )
+    checks |= doubts(launches, [seen[0].order for rounds in _measured(case) for seen in rounds])
+    bound = _launch_bound(case, found)
+    if bound is not None:
+        checks["launch_bound"] = bound
+    return msgspec.structs.replace(
+        case,
+        metrics=found,
+        model=case.model | _model(case, launches, bootstrap),
+        checks=checks,
+    )
+
+
+def _of(metric: Metric, case: CaseResult) -> Callable[[Mapping[str, Array]], Array]:
+    pieces = _pieces(case)
+    return lambda t: metric.of(t, pieces)
+
+
+def _chunks(case: CaseResult) -> int:
+    return int(case.params.get("chunks", 1))
+
+
+def _repeats(case: CaseResult) -> int:
+    """Batches in one sample, which run as one pipeline; the launches of a case have the same."""
+    found = (launch.checks.get("repeats") for launch in case.launches)
+    return next((count for count in found if isinstance(count, int) and count > 0), 1)
+
+
+def _pieces(case: CaseResult) -> int:
+    return _chunks(case) * _repeats(case)
+
+
+def _covers(launches: Sequence[Mapping[str, Array]], arms: Sequence[str]) -> bool:
+    return bool(launches) and all(arm in columns for columns in launches for arm in arms)
+
+
+def _rounds(launch: Launch) -> list[list[Round]] | None:
+    """The rounds, each as its ranks saw it; None where the ranks did not run the same rounds."""
+    by_rank = [rank.rounds for rank in launch.ranks]
+    if len({len(rounds) for rounds in by_rank}) > 1:
+        return None
+    together = [list(seen) for seen in zip(*by_rank, strict=True)]
+    return together if all(len({tuple(r.order) for r in seen}) == 1 for seen in together) else None
+
+
+def _measured(case: CaseResult) -> list[list[list[Round]]]:
+    """The rounds of every launch that has samples."""
+    found = (_rounds(launch) for launch in case.launches)
+    return [rounds for rounds in found if rounds and _slowest([[r.arms for r in seen] for seen in rounds])]
+
+
+def _columns(case: CaseResult) -> list[dict[str, Array]]:
+    """The arms and `host.` times of such a launch: (rounds,) ms, the slowest rank of each round."""
+    found = []
+    for rounds in _measured(case):
+        columns = _slowest([[r.arms for r in seen] for seen in rounds])
+        host = _slowest([[r.host for r in seen] for seen in rounds])
+        columns |= {f"host.{arm}": column for arm, column in host.items()}
+        if _chunks(case) == 1:
+            for arm in ("transfer", "compute"):
+                if arm in columns:
+                    columns.setdefault(f"{arm}_1", columns[arm])
+        found.append(columns)
+    return found
+
+
+def _slowest(rounds: list[list[dict[str, float]]]) -> dict[str, Array]:
+    """The arms that every rank has in every round, (rounds,) each; no time of work is 0 or less."""
+    arms = [arm for arm in rounds[0][0] if all(rank.get(arm, 0.0) > 0 for seen in rounds for rank in seen)]
+    return {
+        arm: np.array([max(rank[arm] for rank in seen) for seen in rounds], dtype=np.float64) for arm in arms
+    }
+
+
+def _model(case: CaseResult, launches: list[dict[str, Array]], bootstrap: Bootstrap) -> dict[str, Any]:
+    pieces = _pieces(case)
+    wanted: dict[str, tuple[tuple[str, str], Callable[[Mapping[str, Array]], Array]]] = {
+        "piece_ms": (
+            ("transfer", "compute"),
+            lambda t: theory.piece_model(t["transfer"], t["compute"], pieces),
+        ),
+        "bound_ms": (("transfer_1", "compute_1"), lambda t: theory.bound(t["transfer_1"], t["compute_1"])),
+        "realised_ratio": (("transfer_1", "compute_1"), lambda t: t["transfer_1"] / t["compute_1"]),
+    }
+    found = {
+        name: float(np.median(bootstrap.values(of, arms)))
+        for name, (arms, of) in wanted.items()
+        if _covers(launches, arms)
+    }
+    return {"pieces": pieces, **found}
+
+
+def _launch_bound(case: CaseResult, found: Mapping[str, records.Metric]) -> bool | None:
+    """Whether the device waits for the host; None where that is not the question.
+
+    A gated sample is enqueued beforehand, and a pageable copy blocks the host by its nature.
+    """
+    ungated = case.params.get("gate") == "off" and case.params.get("memory") == "pinned"
+    if not ungated or "host_blocked_ms" not in found:
+        return None
+    return found["host_blocked_ms"].value >= LAUNCH_BOUND * found["overlapped_ms"].value
+
+
+def derive_curves(record: Record) -> None:
+    """Fill the curve model of every measured case in a chunk curve, in place (measurement.md h2d (b)).
+
+    A curve: measured cases alike but for `chunks`, with every n of theory.FIT_CHUNKS and two or more others
+    to test the fit on. `n_star` is None where the fit sees no cost per chunk: more chunks then never lose.
+    """
+    curves: dict[tuple[Any, ...], dict[int, CaseResult]] = {}
+    for case in record.cases:
+        for key in _CURVE_KEYS:
+            case.model.pop(key, None)
+        if case.measured and "chunks" in case.params and case.metrics.keys() >= _CURVE_NEEDS:
+            alike = (case.family, *sorted((k, v) for k, v in case.params.items() if k != "chunks"))
+            curves.setdefault(alike, {})[_chunks(case)] = case
+    for curve in curves.values():
+        tested = len(curve) - len(theory.FIT_CHUNKS)
+        if all(n in curve for n in theory.FIT_CHUNKS) and tested >= 2:
+            _fill_curve(curve)
+
+
+def _fill_curve(curve: Mapping[int, CaseResult]) -> None:
+    points = {n: case.metrics["overlapped_ms"].value for n, case in sorted(curve.items())}
+    whole = curve[1].metrics
+    fit = theory.fit_curve(points, whole["transfer_ms"].value, whole["compute_ms"].value, _repeats(curve[1]))
+    for n, case in curve.items():
+        case.model |= {
+            "curve_ms": fit.predict(n),
+            "curve_ratio": points[n] / fit.predict(n),
+            "curve_overhead_ms": fit.o,
+            "curve_transfer_ms": fit.c,
+            "curve_compute_ms": fit.k,
+            "curve_fitted": n in theory.FIT_CHUNKS,
+            "n_star": fit.n_star if math.isfinite(fit.n_star) else None,
+            "recommended_chunks": min(points, key=lambda chunks: points[chunks]),
+        }

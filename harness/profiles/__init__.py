@@ -1,0 +1,120 @@
+"""Fixed sizes for one model of device, so that no size is ever taken from a timing of the same run.
+
+A profile is a committed JSON file. Its content hash is part of every case key measured with it: changed sizes
+are other cases. `overlap calibrate NAME` writes a new one (harness/calibrate.py).
+"""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from harness.errors import UsageError
+
+FOLDER = Path(__file__).parent
+
+
+class H2DSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of the h2d family, by kind of host memory, then by size (`256MiB`).
+
+    columns: output columns of the GEMMs a row takes part in at ratio 1; sets the compute time.
+    repeats: passes over the pipeline in one sample, so that a sample lasts `sample_ms` or more.
+    """
+
+    columns: dict[str, dict[str, int]]
+    repeats: dict[str, dict[str, int]]
+
+
+class Tolerances(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the controls accept (harness/controls.py), as fractions.
+
+    null: |difference| of two equal arms. known: distance from the answer known beforehand. hidden: |hidden
+    fraction| of work that cannot overlap. sensitivity: distance from the 5 % that were added.
+    """
+
+    null: float
+    known: float
+    hidden: float
+    sensitivity: float
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model of device: shapes, seed and value distribution of every workload.
+
+    width: elements in a row of the copied batch. max_columns: widest single GEMM; more columns make more GEMMs.
+    rotate_bytes: inputs are rotated over at least this much, more than twice the last-level cache.
+    conditioning_gemms: GEMMs of the conditioning shape before every sample, so that each arm starts from the
+    same load. case_seconds: where sampling a case stops at the latest, after its first look. settled: half-width of
+    the headline's interval, over its value, at which it stops before.
+    """
+
+    name: str
+    summary: str
+    devices: list[str]
+    dtype: str
+    seed: int
+    distribution: str
+    width: int
+    max_columns: int
+    column_step: int
+    rotate_bytes: int
+    sample_ms: float
+    conditioning_gemms: int
+    case_seconds: float
+    settled: float
+    tolerances: Tolerances
+    h2d: H2DSizes
+
+    @property
+    def key(self) -> str:
+        """Name and content hash, as case keys carry them: `h200.1a2b`."""
+        content = msgspec.json.encode(self, order="deterministic")
+        return f"{self.name}.{hashlib.sha256(content).hexdigest()[:4]}"
+
+    @property
+    def element_bytes(self) -> int:
+        return {"bfloat16": 2, "float32": 4}[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.element_bytes
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in `path`; UsageError if it cannot be read or is not a profile."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as error:
+        raise UsageError(f"profile: cannot read {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"profile: {path} is not a profile: {error}") from None
+
+
+@lru_cache
+def packaged() -> dict[str, Profile]:
+    """Every profile that comes with the package, by name."""
+    profiles = (read_profile(path) for path in sorted(FOLDER.glob("*.json")))
+    return {profile.name: profile for profile in profiles}
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """The packaged profile of that name (or `name.hash`, which must then be today's), or the one in a file."""
+    profiles = packaged()
+    name, _, digest = name_or_path.partition(".")
+    if name in profiles and digest in ("", profiles[name].key.partition(".")[2]):
+        return profiles[name]
+    if name_or_path.endswith(".json"):
+        return read_profile(Path(name_or_path))
+    known = ", ".join(profile.key for profile in profiles.values())
+    raise UsageError(f"profile: got {name_or_path!r}, want one of {known}, or a path that ends in .json")
+
+
+def profile_for(device: str, device_name: str) -> Profile:
+    """The profile of a device model: `cpu` for the cpu backend, `generic` for an unknown GPU."""
+    if device == "cpu":
+        return packaged()["cpu"]
+    for profile in packaged().values():
+        if device_name in profile.devices:
+            return profile
+    return packaged()["generic"]

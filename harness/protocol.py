@@ -1,0 +1,70 @@
+"""What the parent and a worker say to each other: one job in on stdin, JSON lines of events out.
+
+Events go over a pipe of their own, so that whatever a library prints cannot garble them.
+"""
+
+from typing import Any
+
+import msgspec
+
+from harness.profiles import Profile
+from harness.record import Control, Launch
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """One launch: the cases in order, on one device, with the controls first.
+
+    seconds: when the whole launch should end; a case begun before then gets its first look all the same.
+    """
+
+    device: str
+    uuid: str | None
+    no_telemetry: str
+    profile: Profile
+    cases: list[str]
+    launch: int
+    target: float
+    seconds: float | None = None
+    controls: bool = True
+
+
+class Ready(msgspec.Struct, tag="ready", kw_only=True):
+    """The device is open. facts: what only this process can know; canary_us: host time of an empty launch."""
+
+    facts: dict[str, Any]
+    canary_us: float
+
+
+class ControlDone(msgspec.Struct, tag="control", kw_only=True):
+    control: Control
+
+
+class Begin(msgspec.Struct, tag="begin", kw_only=True):
+    key: str
+
+
+class Progress(msgspec.Struct, tag="progress", kw_only=True):
+    """Rounds so far, and the time of the headline arm in the last one, ms."""
+
+    key: str
+    rounds: int
+
+
+class Done(msgspec.Struct, tag="done", kw_only=True):
+    """One case of this launch, with the status this launch gives it."""
+
+    key: str
+    status: str
+    reason: str
+    launch: Launch | None
+
+
+class Failed(msgspec.Struct, tag="failed", kw_only=True):
+    """The worker itself cannot go on."""
+
+    reason: str
+
+
+Event = Ready | ControlDone | Begin | Progress | Done | Failed
+EVENTS = msgspec.json.Decoder(Event)
+JOBS = msgspec.json.Decoder(Job)

@@ -1,0 +1,241 @@
+"""The record: one JSON file with everything one `overlap run` measured. Records are the source of truth.
+
+History of the schema
+    1  first version
+
+A record is written whole and atomically after every finished case, so a killed run leaves a readable one.
+Reading validates every field; nothing read from a record is ever executed.
+"""
+
+import datetime
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.errors import RecordError, UsageError
+from harness.files import write_whole
+
+SCHEMA = 1
+STATUSES = ("ok", "unsettled", "skipped", "invalid", "error")
+MEASURED = ("ok", "unsettled")
+
+# A record of 500 cases is about 10 MB; anything far beyond is not one of ours.
+MAX_BYTES = 512 << 20
+
+
+class _Struct(msgspec.Struct, kw_only=True):
+    pass
+
+
+class Run(_Struct):
+    """One `overlap run`: when, of which commit, by which command (arguments only, no paths), how long.
+
+    dirty: the tree had uncommitted changes; None where there is no git to ask. finished: False until the end.
+    planned: keys of all cases the run is to measure, so that it can be resumed.
+    """
+
+    time: str
+    commit: str
+    dirty: bool | None
+    command: list[str]
+    seconds: float = 0.0
+    finished: bool = False
+    suites: list[str] = []
+    tier: str = ""
+    launches: int = 1
+    planned: list[str] = []
+
+
+class Machine(_Struct):
+    """What it was measured on. `name` names a kind of machine that stays the same from night to night."""
+
+    name: str
+    device: str
+    gpu: dict[str, Any] = {}
+    cpu: dict[str, Any] = {}
+
+
+class Control(_Struct):
+    """One control of measurement.md rule 6: `value` must lie in [low, high]."""
+
+    name: str
+    launch: int
+    passed: bool
+    value: float | None
+    low: float
+    high: float
+    unit: str
+    detail: str = ""
+
+
+class Round(_Struct):
+    """Every arm once, in `order`.
+
+    arms: device time of each arm, ms. host: time the host needed to enqueue it, ms. spans: other times taken
+    from the arm's timeline, ms (`transfer_in_overlapped`: start to end of the last copy while both run).
+    start: monotonic seconds since the launch began.
+    """
+
+    order: list[str]
+    arms: dict[str, float]
+    host: dict[str, float] = {}
+    spans: dict[str, float] = {}
+    start: float = 0.0
+
+
+class Rank(_Struct):
+    """The rounds of one process of a launch; telemetry holds the NVML summary beside them."""
+
+    rounds: list[Round]
+    telemetry: dict[str, Any] = {}
+
+
+class Launch(_Struct):
+    """One fresh set of processes.
+
+    stop: why sampling ended (`settled`, `budget`). wall_s, timed_s: seconds of the case and of its timed work.
+    dropped: samples not used, by reason (`gate leaked`). checks: named facts about the samples.
+    """
+
+    index: int
+    ranks: list[Rank]
+    stop: str = ""
+    wall_s: float = 0.0
+    timed_s: float = 0.0
+    dropped: dict[str, int] = {}
+    checks: dict[str, Any] = {}
+
+
+class Metric(_Struct):
+    """A value with its 95 % interval; `low` and `high` are None where there was no more than one sample."""
+
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+
+
+class CaseResult(_Struct):
+    """All that is known of one case; `metrics` and `model` are derived from `launches` (harness/metrics.py)."""
+
+    key: str
+    family: str
+    params: dict[str, str | int | float]
+    status: str
+    reason: str = ""
+    launches: list[Launch] = []
+    metrics: dict[str, Metric] = {}
+    model: dict[str, float | int | str | bool | None] = {}
+    checks: dict[str, Any] = {}
+
+    @property
+    def measured(self) -> bool:
+        return self.status in MEASURED
+
+
+class Record(_Struct):
+    """See the module; field order is the order in the file."""
+
+    schema: int
+    method: int
+    run: Run
+    machine: Machine
+    software: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    controls: list[Control] = []
+    cases: list[CaseResult] = []
+
+    def case(self, key: str) -> CaseResult:
+        for case in self.cases:
+            if case.key == key:
+                return case
+        raise UsageError(f"case: {key!r} is not in this record of {len(self.cases)} cases")
+
+
+def utc_now() -> str:
+    """Now, as records write it: `2026-11-30T08:00:00Z`."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def record_path(results: Path, record: Record) -> Path:
+    """results/records/<machine>/<UTC time>-<commit8>.json"""
+    stamp = re.sub(r"[-:]", "", record.run.time)
+    return results / "records" / safe_name(record.machine.name) / f"{stamp}-{record.run.commit[:8]}.json"
+
+
+def safe_name(name: str) -> str:
+    """`name` if it is safe as a folder of the store; UsageError otherwise."""
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is None:
+        raise UsageError(
+            f"machine: got {name!r}, want up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    return name
+
+
+def dumps(record: Record) -> bytes:
+    """The record as strict JSON: a non-finite number becomes null."""
+    return (
+        json.dumps(_finite(msgspec.to_builtins(record)), allow_nan=False, separators=(",", ":")).encode()
+        + b"\n"
+    )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def loads(data: bytes, *, source: str = "record") -> Record:
+    """The record in `data`; RecordError says what is wrong and where."""
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+        if head.schema > SCHEMA:
+            raise RecordError(
+                f"{source}: schema {head.schema} is newer than this program reads ({SCHEMA}); update overlap"
+            )
+        record = msgspec.json.decode(data, type=Record)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"{source}: not a readable record: {error}") from None
+    except RecursionError:
+        raise RecordError(f"{source}: not a readable record: nested too deeply") from None
+    safe_name(record.machine.name)
+    if re.fullmatch(r"[0-9a-f]{7,40}|none", record.run.commit) is None:
+        raise RecordError(f"{source}: run.commit: got {record.run.commit!r}, want 7 to 40 hex digits or none")
+    for case in record.cases:
+        if case.status not in STATUSES:
+            raise RecordError(
+                f"{source}: {case.key}: got status {case.status!r}, want one of {', '.join(STATUSES)}"
+            )
+    return record
+
+
+class _Head(msgspec.Struct):
+    schema: int
+
+
+def read(path: Path) -> Record:
+    """The record in `path`; RecordError if it cannot be read, is truncated, of wrong types, or newer."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RecordError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no record is")
+        data = path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path}: cannot read: {error.strerror}") from None
+    return loads(data, source=str(path))
+
+
+def write(path: Path, record: Record) -> None:
+    """Replace `path` by `record` in one step; a reader sees the old record or the new one, never a part.
+
+    Raises UsageError if the folder cannot be written or the disk is full; the old file is then untouched.
+    """
+    write_whole(path, dumps(record), field="results")

@@ -1,0 +1,163 @@
+"""One self-contained page about one record: tables, figures and what to doubt, to read, print or mail.
+
+Everything a record says is data: it is escaped, and the page forbids every script and every other host.
+"""
+
+import base64
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from matplotlib.figure import Figure
+
+from harness import __version__, figures, findings
+from harness.files import write_whole
+from harness.labels import clean, number, ratio, short_names, with_interval, with_spread
+from harness.metrics import METRICS
+from harness.record import CaseResult, Record
+from harness.views import MEMORIES, STREAMS, Curve, chunk_curves, metric, model, overlap_grid, remarks, value
+
+
+def write_report(record: Record, path: Path) -> None:
+    """Write the page to `path` in one step; UsageError if it cannot be, and an old page stays as it was."""
+    write_whole(path, render(record).encode(), field="report")
+
+
+def render(record: Record) -> str:
+    """The page as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "ratio": ratio, "clean": clean}
+    return environment.get_template("report.html.j2").render(
+        record=record,
+        version=__version__,
+        identity=findings.identity(record),
+        summary=findings.summary(record)[1:],
+        grid=_grid(record),
+        bars=_image(figures.overlap_bars(record)),
+        curves=[_curve(curve) for curve in chunk_curves(record)],
+        split=_image(figures.time_split(record)),
+        common=short_names(record.cases).common,
+        cases=_cases(record),
+        doubts=findings.doubts(record),
+        samples=_image(figures.overlapped_samples(record)),
+        clocks=_image(figures.telemetry_strip(record)),
+        facts=_facts(record),
+        metrics=list(METRICS.values()),
+        command=_command(record),
+    )
+
+
+def _image(figure: Figure | None) -> str | None:
+    """The figure as a data URI: an image can neither run anything nor clash with the page's own ids."""
+    if figure is None:
+        return None
+    return "data:image/svg+xml;base64," + base64.b64encode(figures.to_svg(figure)).decode()
+
+
+def _command(record: Record) -> str:
+    words = record.run.command
+    return clean(shlex.join(words if words[:1] == ["overlap"] else ["overlap", *words]))
+
+
+def _grid(record: Record) -> dict[str, Any] | None:
+    grid = overlap_grid(record)
+    if grid is None:
+        return None
+    rows = [(memory, [grid.facts(memory, stream) for stream in STREAMS]) for memory in MEMORIES]
+    return {"where": grid.where, "streams": STREAMS, "rows": rows}
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    rows = [
+        {
+            "chunks": case.params["chunks"],
+            "best": case.params["chunks"] == curve.recommended,
+            "status": case.status,
+            "overlapped": with_spread(metric(case, "overlapped_ms")),
+            "bound": number(model(case, "bound_ms")),
+            "over_bound": ratio(value(case, "bound_ratio")),
+            "piece": number(model(case, "piece_ms")),
+            "over_piece": ratio(value(case, "model_ratio")),
+            "fit": number(model(case, "curve_ms")),
+            "over_fit": ratio(model(case, "curve_ratio")),
+            "fitted": case.model.get("curve_fitted") is True,
+            "dropped": _dropped(case),
+        }
+        for case in curve.cases
+    ]
+    notes = [found for found in (findings.chunk_advice(curve), findings.model_check(curve)) if found]
+    return {"name": curve.name, "figure": _image(figures.chunk_curve(curve)), "rows": rows, "notes": notes}
+
+
+def _cases(record: Record) -> list[dict[str, Any]]:
+    names = short_names(record.cases)
+    return [
+        {
+            "name": names[case.key],
+            "key": clean(case.key),
+            "status": case.status,
+            "transfer": number(value(case, "transfer_ms")),
+            "compute": number(value(case, "compute_ms")),
+            "serial": number(value(case, "serial_ms")),
+            "overlapped": with_spread(metric(case, "overlapped_ms")),
+            "hidden": with_interval(metric(case, "hidden_fraction")),
+            "over_bound": ratio(value(case, "bound_ratio")),
+            "over_model": ratio(value(case, "model_ratio")),
+            "host": number(value(case, "host_blocked_ms")),
+            "rounds": sum(len(rank.rounds) for launch in case.launches for rank in launch.ranks[:1]),
+            "dropped": _dropped(case),
+            "remarks": remarks(case),
+        }
+        for case in record.cases
+    ]
+
+
+def _dropped(case: CaseResult) -> int:
+    return sum(count for launch in case.launches for count in launch.dropped.values())
+
+
+def _facts(record: Record) -> dict[str, list[tuple[str, str]]]:
+    """Machine, software, environment and run as (name, text), nested names joined by a dot."""
+    run = record.run
+    described: dict[str, Mapping[str, Any]] = {
+        "Run": {
+            "time": run.time,
+            "commit": run.commit,
+            "uncommitted changes": {True: "yes", False: "no", None: "not known"}[run.dirty],
+            "tier": run.tier,
+            "suites": run.suites,
+            "launches": run.launches,
+            "seconds": number(run.seconds),
+            "finished": "yes" if run.finished else "no",
+            "method version": record.method,
+            "record schema": record.schema,
+            "report made by": f"overlap {__version__}",
+        },
+        "Machine": {
+            "name": record.machine.name,
+            "device": record.machine.device,
+            "gpu": record.machine.gpu,
+            "cpu": record.machine.cpu,
+        },
+        "Software": record.software,
+        "Environment": record.environment,
+    }
+    return {title: list(_flat(facts)) for title, facts in described.items()}
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, given in facts.items():
+        if isinstance(given, Mapping):
+            yield from _flat(given, f"{prefix}{clean(name)}.")
+        elif isinstance(given, list | tuple):
+            yield prefix + clean(name), ", ".join(map(clean, given)) or "-"
+        else:
+            yield prefix + clean(name), "-" if given in (None, "") else clean(given)

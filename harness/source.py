@@ -1,0 +1,100 @@
+"""Which commit is measured. Asks git, and lives without it."""
+
+import contextlib
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import UsageError
+
+GIT_S = 10
+_GIVEN = re.compile(r"([0-9a-fA-F]{7,40})(\+dirty)?")
+# Results are written by the runs themselves and say nothing of the code.
+_OUTSIDE_RESULTS = (".", ":(exclude)results")
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """commit: HEAD in full, or `none`. dirty: uncommitted changes, untracked files included; None: not known.
+    reason: why there is no commit."""
+
+    commit: str
+    dirty: bool | None
+    reason: str = ""
+
+
+class _NoAnswer(Exception):
+    """git gave none; the message is the reason."""
+
+
+def package_root() -> Path:
+    """The folder that holds the package: the checkout's, unless the package is installed elsewhere."""
+    return Path(__file__).resolve().parent.parent
+
+
+def checkout(start: Path | None = None) -> Checkout:
+    """The state of the checkout that `start` lies in; by default, of the one that the package is in."""
+    root = package_root() if start is None else start
+    try:
+        top = Path(_git(root, "rev-parse", "--show-toplevel"))
+        if start is None and top.resolve() != root:
+            # Installed in an environment that happens to lie inside some other project's repository.
+            return Checkout("none", None, "the package is not run from its own checkout")
+        head = _git(root, "rev-parse", "--verify", "HEAD^{commit}")
+        changes = _git(top, "status", "--porcelain", "--untracked-files=normal", "--", *_OUTSIDE_RESULTS)
+    except _NoAnswer as error:
+        return Checkout("none", None, str(error))
+    # A SHA-256 repository's name is cut to what records and asv accept; it is still an unambiguous beginning.
+    return Checkout(head[:40], bool(changes))
+
+
+def commit(start: Path | None, given: str | None) -> tuple[str, bool | None]:
+    """The commit to record, in full, and whether the tree has uncommitted changes (None: nobody can tell).
+
+    Args:
+        start: a folder of the repository to ask; None asks the one that the package is run from.
+        given: `SHA` or `SHA+dirty` (`--commit`), for a tree without history; wins over git.
+
+    ('none', None) without git or a repository. UsageError for a `given` of another form.
+    """
+    if given is None:
+        state = checkout(start)
+        return state.commit, state.dirty
+    match = _GIVEN.fullmatch(given.strip())
+    if match is None:
+        raise UsageError(f"commit: got {given!r}, want 7 to 40 hex digits, and +dirty for a changed tree")
+    name = match[1].lower()
+    if len(name) < 40:
+        root = package_root() if start is None else start
+        with contextlib.suppress(_NoAnswer):
+            full = _git(root, "rev-parse", "--verify", f"{name}^{{commit}}")
+            # A branch may have a name of hex digits.
+            name = full[:40] if full.startswith(name) else name
+    return name, match[2] is not None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    # A hook's GIT_DIR would send the question to another repository, and fsmonitor would start a daemon.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=GIT_S, env=environment, check=False)
+    except FileNotFoundError:
+        raise _NoAnswer("git is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise _NoAnswer(f"git did not answer within {GIT_S} s") from None
+    except OSError as error:
+        raise _NoAnswer(f"git did not start: {error.strerror}") from None
+    if answer.returncode == 0:
+        return answer.stdout.decode(errors="replace").strip()
+    complaint = answer.stderr.decode(errors="replace")
+    if "dubious ownership" in complaint:
+        raise _NoAnswer("git does not trust the owner of this folder (git config safe.directory)")
+    if "not a git repository" in complaint:
+        raise _NoAnswer("not a git repository")
+    if "Needed a single revision" in complaint:
+        raise _NoAnswer("the repository has no commit yet")
+    raise _NoAnswer(f"git failed with exit code {answer.returncode}")

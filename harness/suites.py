@@ -1,0 +1,157 @@
+"""Suites: named axes that expand to cases. The one source of the grid for runs, asv and pytest.
+
+A suite has two tiers: `quick` answers the question, `nightly` covers every value of every axis and contains
+`quick`. The grid depends on the kind of device: what the cpu backend cannot do is listed where it belongs in the
+2x2 table, so that people see it skipped with its reason, and nowhere else.
+"""
+
+import fnmatch
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.case import Case, Family, Value, unique
+from harness.errors import UsageError
+from harness.families import FAMILIES, GIB, H2D, MIB
+from harness.profiles import Profile
+
+TIERS = ("quick", "nightly")
+CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A named set of cases; `expand(profile, tier)` gives them in the order they are measured."""
+
+    name: str
+    summary: str
+    expand: Callable[[Profile, str], list[Case]]
+
+
+def grid(family: Family, profile: Profile, **axes: Value | Sequence[Value]) -> list[Case]:
+    """The product of the axes' values, the last axis fastest."""
+    names = list(axes)
+    lists = [[value] if isinstance(value, str | int | float) else list(value) for value in axes.values()]
+    return [
+        Case.of(family, **dict(zip(names, values, strict=True)), profile=profile.key)
+        for values in itertools.product(*lists)
+    ]
+
+
+def table(profile: Profile, *, size: int, chunks: int) -> list[Case]:
+    """The 2x2 table: what a loop sees, so ungated."""
+    return grid(
+        H2D, profile, memory=("pinned", "pageable"), stream=("side", "default"),
+        chunks=chunks, size=size, ratio=1.0, gate="off",
+    )  # fmt: skip
+
+
+def _h2d(profile: Profile, tier: str) -> list[Case]:
+    return _h2d_cpu(profile, tier) if profile.name == "cpu" else _h2d_cuda(profile, tier)
+
+
+def _h2d_cuda(profile: Profile, tier: str) -> list[Case]:
+    pinned = {"memory": "pinned", "stream": "side"}
+    cases = table(profile, size=256 * MIB, chunks=8)
+    cases += grid(H2D, profile, **pinned, chunks=CHUNKS, size=256 * MIB, ratio=1.0, gate="on")
+    if tier == "quick":
+        return unique(cases)
+    cases += grid(H2D, profile, **pinned, chunks=CHUNKS, size=64 * MIB, ratio=1.0, gate="on")
+    cases += grid(H2D, profile, **pinned, chunks=(1, 2, 16, 64), size=256 * MIB, ratio=1.0, gate="off")
+    cases += grid(H2D, profile, **pinned, chunks=8, size=(512 * MIB, GIB), ratio=1.0, gate="on")
+    cases += grid(
+        H2D, profile, **pinned, chunks=8, ratio=1.0, gate="off",
+        size=(MIB, 4 * MIB, 16 * MIB, 64 * MIB, 512 * MIB),
+    )  # fmt: skip
+    cases += grid(H2D, profile, **pinned, chunks=8, size=256 * MIB, ratio=(0.25, 0.5, 2.0, 4.0), gate="on")
+    for gate in ("on", "off"):
+        cases += grid(
+            H2D,
+            profile,
+            **pinned,
+            chunks=(2, 8, 32),
+            size=256 * MIB,
+            ratio=1.0,
+            gate=gate,
+            issue="copies-first",
+        )
+    cases += grid(
+        H2D, profile, memory="pinned", stream="default", chunks=8, size=256 * MIB, ratio=1.0, gate="on"
+    )
+    # What a pageable copy costs depends on the size of a chunk, and no two sizes hide the same share.
+    cases += grid(
+        H2D,
+        profile,
+        memory="pageable",
+        stream="side",
+        chunks=(1, 2, 4, 8, 16),
+        size=64 * MIB,
+        ratio=1.0,
+        gate="off",
+    )
+    cases += grid(
+        H2D,
+        profile,
+        memory="pageable",
+        stream=("side", "default"),
+        chunks=4,
+        size=(MIB, 16 * MIB),
+        ratio=1.0,
+        gate="off",
+    )
+    return unique(cases)
+
+
+def _h2d_cpu(profile: Profile, tier: str) -> list[Case]:
+    pageable = {"memory": "pageable", "stream": "side"}
+    cases = table(profile, size=128 * MIB, chunks=8)
+    cases += grid(H2D, profile, **pageable, chunks=(1, 2, 4, 8), size=128 * MIB, ratio=1.0, gate="on")
+    if tier == "quick":
+        return unique(cases)
+    cases += grid(H2D, profile, **pageable, chunks=(16, 32, 64), size=128 * MIB, ratio=1.0, gate="on")
+    cases += grid(H2D, profile, **pageable, chunks=(1, 8), size=(16 * MIB, 64 * MIB), ratio=1.0, gate="off")
+    cases += grid(H2D, profile, **pageable, chunks=8, size=128 * MIB, ratio=(0.5, 2.0), gate="off")
+    cases += grid(
+        H2D, profile, **pageable, chunks=8, size=128 * MIB, ratio=1.0, gate="off", issue="copies-first"
+    )
+    return unique(cases)
+
+
+SUITES = {
+    suite.name: suite for suite in (Suite(name="h2d", summary=H2D.summary, expand=_h2d),)
+}  # fmt: skip
+
+
+def select(names: Iterable[str], tier: str, profile: Profile, patterns: Iterable[str] = ()) -> list[Case]:
+    """The cases of the named suites (all of them for none) in `tier`, kept where a pattern matches.
+
+    A pattern is a whole case key, or a glob over keys in which `[` is literal: `*chunks=8*`. A whole key need not
+    be in the suite. UsageError for an unknown suite or tier, a wrong key, or a pattern that matches nothing.
+    """
+    if tier not in TIERS:
+        raise UsageError(f"tier: got {tier!r}, want {' or '.join(TIERS)}")
+    names = list(names) or list(SUITES)
+    for name in names:
+        if name not in SUITES:
+            raise UsageError(f"suite: got {name!r}, want one of {', '.join(SUITES)}")
+    listed = unique(case for name in names for case in SUITES[name].expand(profile, tier))
+    patterns = list(patterns)
+    if not patterns:
+        return listed
+    kept: list[Case] = []
+    for pattern in patterns:
+        matching = [case for case in listed if fnmatch.fnmatchcase(case.key, pattern.replace("[", "[[]"))]
+        if not matching and "=" in pattern and not any(mark in pattern for mark in "*?"):
+            matching = [Case.parse(_with_profile(pattern, profile), FAMILIES)]
+        if not matching:
+            raise UsageError(
+                f"case: got {pattern!r}, which matches none of the {len(listed)} cases of "
+                f"{', '.join(names)} ({tier}); `overlap list` shows them"
+            )
+        kept += matching
+    return unique(kept)
+
+
+def _with_profile(key: str, profile: Profile) -> str:
+    """`key` with this profile where it names none: people need not type the hash."""
+    return key if "profile=" in key or not key.endswith("]") else f"{key[:-1]},profile={profile.key}]"

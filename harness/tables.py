@@ -1,0 +1,203 @@
+"""Tables and lines for a terminal. Pure rendering: the command line prints what these return.
+
+The text of a record is shown as it is, never read as markup. A table without room gives up its least needed
+columns, and says which.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from harness import findings
+from harness.case import Case
+from harness.labels import count, number, ratio, short_names, with_spread
+from harness.record import CaseResult, Record
+from harness.views import MEMORIES, STREAMS, Grid, metric, overlap_grid, remarks, value
+
+STYLES = {"ok": "green", "unsettled": "yellow", "skipped": "dim", "invalid": "bold red", "error": "bold red"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column that is never wrapped. Where there is no room the highest `spare` goes first; 0 stays."""
+
+    title: str
+    cells: Sequence[str]
+    spare: int = 0
+    styles: Sequence[str] = ()
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, [*self.title.split("\n"), *self.cells]))
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table with as many columns as there is room for; only the case may wrap, at `label_width`."""
+
+    title: str
+    labels: Sequence[str]
+    label_width: int
+    columns: Sequence[Column]
+    notes: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        kept, dropped = self._fit(options.max_width)
+        table = _table(options)
+        table.add_column("case", min_width=min(self.label_width, options.max_width // 3))
+        for column in kept:
+            table.add_column(column.title, justify="left" if column.styles else "right", no_wrap=True)
+        for at, label in enumerate(self.labels):
+            cells = [Text(column.cells[at], column.styles[at] if column.styles else "") for column in kept]
+            table.add_row(Text(label), *(_encodable(cell, options) for cell in cells))
+        yield Text(self.title, "bold")
+        yield table
+        if dropped:
+            listed = ", ".join(column.title.replace("\n", " ") for column in dropped)
+            yield Text(f"No room here for: {listed}. A wider terminal, the report and --json have them.")
+        yield from (Text(note) for note in self.notes)
+
+    def _fit(self, width: int) -> tuple[list[Column], list[Column]]:
+        kept = list(self.columns)
+        while self.label_width + sum(column.width + 1 for column in kept) > width:
+            least = max(kept, key=lambda column: column.spare)
+            if not least.spare:
+                break
+            kept.remove(least)
+        return kept, [column for column in self.columns if column not in kept]
+
+
+def _table(options: ConsoleOptions) -> Table:
+    """A table of bare columns under one line, one space apart."""
+    return Table(box=None if options.ascii_only else box.SIMPLE_HEAD, padding=(0, 0), show_edge=False)
+
+
+def _encodable(text: Text, options: ConsoleOptions) -> Text:
+    return Text(text.plain.replace("±", "+-"), text.style) if options.ascii_only else text
+
+
+def case_table(record: Record) -> RenderableType:
+    """Every case of the record: arms in ms, hidden fraction, ratios, status; the reasons stand below."""
+    cases = record.cases
+    if not cases:
+        return Text("This record holds no case.")
+    names = short_names(cases)
+    widths = [max(map(len, column)) for column in zip(*names.fields.values(), strict=False)]
+    notes = _footnotes(cases)
+    columns = (
+        _numbers("transfer\nms", cases, "transfer_ms", spare=2),
+        _numbers("compute\nms", cases, "compute_ms", spare=1),
+        _numbers("serial\nms", cases, "serial_ms", spare=3),
+        Column("overlapped\nms", [with_spread(metric(case, "overlapped_ms")) for case in cases]),
+        Column("hidden\nfraction", [ratio(value(case, "hidden_fraction")) for case in cases]),
+        Column("over\nbound", [ratio(value(case, "bound_ratio")) for case in cases]),
+        Column("over\nmodel", [ratio(value(case, "model_ratio")) for case in cases], spare=4),
+        Column(
+            "\nstatus",
+            [_status(case, notes) for case in cases],
+            styles=[STYLES.get(case.status, "") for case in cases],
+        ),
+    )
+    return FittedTable(
+        title=count(len(cases), "case") + (f", all {names.common}" if names.common else ""),
+        labels=[_label(names.fields[case.key], widths, names.rest[case.key]) for case in cases],
+        label_width=sum(widths) + max(0, len(widths) - 1),
+        columns=columns,
+        notes=[f"[{at}] {text} ({count(times, 'case')})" for text, (at, times) in notes.items()],
+    )
+
+
+def _label(fields: Sequence[str], widths: Sequence[int], rest: str) -> str:
+    padded = [field.ljust(width) for field, width in zip(fields, widths, strict=False)]
+    return " ".join([*padded, rest]).rstrip()
+
+
+def _numbers(title: str, cases: Sequence[CaseResult], name: str, spare: int) -> Column:
+    return Column(title, [number(value(case, name)) for case in cases], spare)
+
+
+def _footnotes(cases: Iterable[CaseResult]) -> dict[str, tuple[int, int]]:
+    """The text of each remark, with its number and how many cases have it."""
+    numbered: dict[str, tuple[int, int]] = {}
+    for case in cases:
+        for remark in remarks(case):
+            at, times = numbered.get(remark.text, (len(numbered) + 1, 0))
+            numbered[remark.text] = (at, times + 1)
+    return numbered
+
+
+def _status(case: CaseResult, notes: Mapping[str, tuple[int, int]]) -> str:
+    numbers = ",".join(str(notes[remark.text][0]) for remark in remarks(case))
+    return f"{case.status} [{numbers}]" if numbers else case.status
+
+
+def overlap_table(record: Record) -> RenderableType | None:
+    """The 2x2 table, memory by stream, ungated; None where the record has no case for it."""
+    grid = overlap_grid(record)
+    return None if grid is None else OverlapTable(grid)
+
+
+@dataclass(frozen=True)
+class OverlapTable:
+    """What each kind of memory and stream hides, what it blocks, and its price over pinned + side."""
+
+    grid: Grid
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = _table(options)
+        table.padding = (0, 2, 0, 0)
+        for title in ("", "", *(f"{stream} stream" for stream in STREAMS)):
+            table.add_column(title)
+        for memory in MEMORIES:
+            facts = [dict(self.grid.facts(memory, stream)) for stream in STREAMS]
+            names = list(dict.fromkeys(name for cell in facts for name in cell))
+            for at, name in enumerate(names):
+                cells = (Text(cell.get(name, "")) for cell in facts)
+                head = Text(memory if at == 0 else "", "bold")
+                table.add_row(head, Text(name), *(_encodable(cell, options) for cell in cells))
+            table.add_row()
+        yield Text(f"Does the copy hide behind the compute? ({self.grid.where})", "bold")
+        yield table
+
+
+def list_table(cases: Iterable[Case]) -> RenderableType:
+    """The cases a run would measure, one column per axis that varies, so that patterns can be read off."""
+    cases = list(cases)
+    if not cases:
+        return Text("No case.")
+    axes = dict.fromkeys(axis.name for case in cases for axis in case.family.axes)
+    texts = [{"family": case.family.name, **_keyed(case)} for case in cases]
+    names = ["family", *axes]
+    fixed = [name for name in names if len({text.get(name) for text in texts}) == 1 and len(cases) > 1]
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for name in names:
+        if name not in fixed:
+            table.add_column(name, no_wrap=True)
+    for text in texts:
+        table.add_row(*(Text(text.get(name, "")) for name in names if name not in fixed))
+    common = ", ".join(f"{name}={texts[0][name]}" for name in fixed if name != "family" and name in texts[0])
+    return Group(
+        Text(count(len(cases), "case") + (f", all {common}" if common else ""), "bold"),
+        table,
+        Text("Choose some with --case and a pattern over keys, such as '*chunks=8*'. The first key:"),
+        Text(cases[0].key),
+    )
+
+
+def _keyed(case: Case) -> dict[str, str]:
+    """The axes as the key has them: without those at their default, which no pattern would match."""
+    return {
+        axis.name: axis.format(case[axis.name])
+        for axis in case.family.axes
+        if case[axis.name] != axis.default
+    }
+
+
+def summary_lines(record: Record) -> list[str]:
+    """What a reader needs to know, in three to eight lines; lines that say what to doubt begin with `!`."""
+    return [("! " if found.doubt else "") + found.text for found in findings.summary(record)]

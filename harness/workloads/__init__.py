@@ -1,0 +1,16 @@
+"""Workloads: how one sample of each arm of a case is made and checked."""
+
+from harness.backends.base import Backend
+from harness.case import Case
+from harness.errors import UsageError
+from harness.profiles import Profile
+from harness.workloads.base import Workload
+
+
+def build(case: Case, profile: Profile, backend: Backend) -> Workload:
+    """The workload of `case` on `backend`; Skip if it has no meaning there, UsageError if it does not fit."""
+    if case.family.name == "h2d":
+        from harness.workloads.h2d import H2DWorkload
+
+        return H2DWorkload(case, profile, backend)
+    raise UsageError(f"case: family {case.family.name!r} has no workload")

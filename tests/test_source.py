@@ -1,0 +1,150 @@
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from harness import source
+from harness.errors import UsageError
+from harness.source import Checkout, checkout, commit
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+def git(folder, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    command = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, check=True, text=True, env=environment).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "project"
+    (folder / "harness").mkdir(parents=True)
+    (folder / "harness" / "__init__.py").write_text("")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "first")
+    return folder
+
+
+def test_the_commit_is_named_in_full(repository):
+    head = git(repository, "rev-parse", "HEAD")
+    assert len(head) == 40
+    assert commit(repository, None) == (head, False)
+    assert commit(repository / "harness", None) == (head, False)
+
+
+@pytest.mark.parametrize("change", ["edited", "staged", "untracked", "deleted"])
+def test_every_uncommitted_change_is_seen(repository, change):
+    tracked = repository / "harness" / "__init__.py"
+    if change == "deleted":
+        tracked.unlink()
+    else:
+        (tracked if change == "edited" else repository / "new.py").write_text("x = 1\n")
+    if change == "staged":
+        git(repository, "add", ".")
+    assert commit(repository, None)[1] is True
+    # From a folder inside, changes outside of it count all the same.
+    assert commit(repository / "harness", None)[1] is True
+
+
+def test_results_are_no_change_of_the_code(repository):
+    (repository / "results").mkdir()
+    (repository / "results" / "record.json").write_text("{}")
+    assert commit(repository, None)[1] is False
+
+
+def test_a_hook_of_another_repository_does_not_lead_astray(repository, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert commit(repository, None)[0] == git(repository, "rev-parse", "HEAD")
+
+
+def test_no_repository_is_none_with_the_reason(tmp_path):
+    assert commit(tmp_path, None) == ("none", None)
+    assert checkout(tmp_path).reason == "not a git repository"
+    assert checkout(tmp_path / "absent").commit == "none"
+
+
+def test_no_commit_yet_is_none_with_the_reason(tmp_path):
+    git(tmp_path, "init", "-q")
+    assert checkout(tmp_path) == Checkout("none", None, "the repository has no commit yet")
+
+
+def test_no_git_is_none_with_the_reason(repository, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert checkout(repository) == Checkout("none", None, "git is not installed")
+
+
+def script(folder, body: str) -> None:
+    path = folder / "git"
+    path.write_text(f"#!{sys.executable}\n{body}")
+    path.chmod(0o755)
+
+
+def test_a_git_that_hangs_is_none_with_the_reason(repository, tmp_path, monkeypatch):
+    script(tmp_path, "import time; time.sleep(30)")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(source, "GIT_S", 0.3)
+    assert checkout(repository).reason == "git did not answer within 0.3 s"
+
+
+@pytest.mark.parametrize(
+    ("complaint", "reason"),
+    [
+        (
+            "fatal: detected dubious ownership in repository at '/somewhere'",
+            "git does not trust the owner of this folder (git config safe.directory)",
+        ),
+        ("fatal: some other fault in /somewhere", "git failed with exit code 128"),
+    ],
+)
+def test_a_git_that_refuses_is_none_with_a_reason_that_names_no_path(
+    repository, tmp_path, monkeypatch, complaint, reason
+):
+    script(tmp_path, f"import sys; sys.stderr.write({complaint!r}); sys.exit(128)")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert checkout(repository) == Checkout("none", None, reason)
+
+
+def test_the_package_asks_its_own_checkout_only(repository, monkeypatch):
+    monkeypatch.setattr(source, "package_root", lambda: repository)
+    assert commit(None, None)[0] == git(repository, "rev-parse", "HEAD")
+    # Installed in an environment inside the user's own project: that project's commit says nothing of ours.
+    inside = repository / ".venv" / "lib"
+    inside.mkdir(parents=True)
+    monkeypatch.setattr(source, "package_root", lambda: inside)
+    assert commit(None, None) == ("none", None)
+    assert checkout().reason == "the package is not run from its own checkout"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("0123456789abcdef0123456789abcdef01234567", ("0123456789abcdef0123456789abcdef01234567", False)),
+        ("ABCDEF0123", ("abcdef0123", False)),
+        ("abcdef0+dirty", ("abcdef0", True)),
+    ],
+)
+def test_a_given_commit_wins(tmp_path, given, expected):
+    assert commit(tmp_path, given) == expected
+
+
+def test_a_short_given_commit_is_completed_where_git_knows_it(repository):
+    head = git(repository, "rev-parse", "HEAD")
+    assert commit(repository, head[:8]) == (head, False)
+    git(repository, "branch", "deadbeef")
+    assert commit(repository, "deadbeef") == ("deadbeef", False)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "main", "abc", "abcdef0-dirty", "abcdef0+dirty+dirty", "a" * 41, "--help"]
+)
+def test_a_given_commit_of_another_form_is_refused(tmp_path, given):
+    with pytest.raises(UsageError, match="commit: got .*, want 7 to 40 hex digits"):
+        commit(tmp_path, given)
