@@ -61,8 +61,8 @@ def cases(suite: str, name: str) -> list[str]:
     """Keys of the cases of `name` (`bench_h2d.H2D`): those in asv's store first, in its order, then new ones.
 
     asv rewrites its list of cases on every run, so a case left out here would lose its history: cases of
-    other machines stay. And asv hands a reader only an index into the list: while it runs, the list is
-    frozen."""
+    other machines stay. And asv tells a reader only an index into the list: while it runs, the list is frozen.
+    """
     frozen = os.environ.get("OVERLAP_ASV_CASES")
     if frozen and (keys := _listed(Path(frozen), name)):
         return keys
@@ -111,11 +111,11 @@ def _tier() -> str:
 
 
 def measure(suite: str, name: str, folder: Path | None = None) -> Cache:
-    """Measure the suite, or read OVERLAP_RECORD; one file per case in `folder`, and the files' names by
-    case key.
+    """Measure the suite, or read OVERLAP_RECORD: one file per case in `folder`, and their names by case key.
 
-    Raises RuntimeError, with the end of the log, where nothing could be measured at all. A machine without
-    a GPU is no error: its cases are those of the cpu backend, and the others have no file."""
+    Raises RuntimeError, with the end of the log, where nothing could be measured at all. A machine without a
+    GPU is no error: its cases are those of the cpu backend, and the others have no file.
+    """
     from harness import asv_store, record
 
     folder = folder or Path.cwd()
@@ -124,9 +124,10 @@ def measure(suite: str, name: str, folder: Path | None = None) -> Cache:
     _check(made, suite, name)
     launch = os.environ.get("OVERLAP_LAUNCH")
     cache: Cache = {}
-    for number, (key, row) in enumerate(asv_store.rows(made, launch=int(launch) if launch else None).items()):
-        cache[key] = f"case-{number:04}.json"
-        (folder / cache[key]).write_text(json.dumps(row))
+    for key, row in asv_store.rows(made, launch=int(launch) if launch else None).items():
+        if key.startswith(f"{suite}["):
+            cache[key] = f"case-{len(cache):04}.json"
+            (folder / cache[key]).write_text(json.dumps(row))
     return cache
 
 
@@ -143,7 +144,9 @@ def _check(made, suite: str, name: str) -> None:
         )
     if frozen := os.environ.get("OVERLAP_ASV_CASES"):
         asked = {
-            each["version"] for bench, each in _benchmarks(Path(frozen)).items() if bench.startswith(f"{name}.")
+            each["version"]
+            for bench, each in _benchmarks(Path(frozen)).items()
+            if bench.startswith(f"{name}.")
         }
         if asked - {VERSION}:
             raise RuntimeError(
@@ -200,8 +203,7 @@ def _run(suite: str, folder: Path) -> Path:
 
 
 def end_group(process: subprocess.Popen, grace_s: float = 10.0) -> None:
-    """End a process and every child in its group, first as Ctrl-C would, so that it can end its own
-    launches."""
+    """End a process and every child in its group, politely first: it may have launches of its own to end."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -219,8 +221,7 @@ def _tail(log: Path) -> str:
 
 
 def setup(cache: Cache, case: str) -> None:
-    """Before each reader: n/a for a case of another device or a skipped one, failed with its reason for a
-    bad one."""
+    """Before each reader: a case that has no meaning here is n/a, a bad one fails with its reason."""
     if case not in cache:
         raise NotImplementedError(f"{case}: not measured on this device")
     row = read(cache, case)

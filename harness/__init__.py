@@ -2,13 +2,19 @@
 
 The way of the data, low layers first (tests/test_layering.py holds every module to it)::
 
-    case, families, suites, profiles            what to measure; no torch
-    backends, workloads                         how one sample is made; torch lives here
-    measure, controls, worker                   one launch: rounds of samples in one fresh process
-    supervise                                   the parent: starts launches, keeps the record
-    record, statistics, theory, metrics         what was measured and what it means; no torch
-    machine, telemetry                          on what it was measured
-    tables, figures, report, asv_store          sinks; they only render records
+    errors, sizes, files, host                  what every layer may use
+    case, families, profiles, suites, plans     what to measure; no torch
+    record                                      what was measured, as a file
+    statistics, modality, theory                numbers without units
+    doubts, metrics                             what the samples of a record mean
+    telemetry, sampler, nvml_sampler, validity  NVML beside the samples; pynvml lives in telemetry
+    devices, machine, source, comparable        on what, and of which commit
+    backends, workloads                         how one sample is made and checked; torch lives here
+    measure, controls, protocol, worker         one launch: one fresh process, round by round
+    calibration                                 the sizes of a new profile
+    supervise, runs                             the parent: starts launches, keeps the record; no torch
+    labels, views, findings                     a record in words
+    tables, figures, report, asv_store, doctor  sinks: they render records or facts, and measure nothing
     cli                                         the one place that parses, prints and exits
 """
 

@@ -1,10 +1,9 @@
 """What asv must be told about this project; asv loads it itself (`plugins` in asv.conf.json).
 
-asv left alone would, in an existing environment, write the path of the interpreter into file names and
-fields, file a record under any commit it is given, and forget the GPU; and it hands each reader no more
-than the index of a case in a list that another commit may order otherwise. Each function below mends one of
-these. asv has no hook for them, so `setup` wraps asv's own functions: asv is pinned below 0.7, and
-tests/test_asv_store.py runs it.
+asv left alone writes the path of an existing environment's interpreter into file names and fields, files a
+record under any commit it is given, knows no GPU, and tells a reader only the index of its case in a list that
+another commit may order otherwise. Each `_mend` below changes one of these. asv has no hook for them, so they
+wrap asv's own functions: asv is pinned below 0.7, and tests/test_asv_store.py runs it.
 
 Only the standard library and asv are imported at the top: asv may live in an environment of its own.
 """
@@ -53,15 +52,14 @@ def setup() -> None:
         os.environ[RECORD] = os.path.abspath(given)
     if not getattr(Run, "_overlap", False):
         Run._overlap = True
-        _name_existing_environments()
-        _describe_machines()
-        _freeze_cases()
-        _check_runs()
+        _mend_environment_names()
+        _mend_machines()
+        _mend_case_lists()
+        _mend_commits()
 
 
 def identity(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Python (`3.12`) and torch of the software that a record was measured with; torch is empty if
-    unknown."""
+    """Python (`3.12`) and torch that a record was measured with; torch is empty if unknown."""
     software = record.get("software") or {}
     python = ".".join(str(software.get("python", "")).split(".")[:2])
     return python, str(software.get("torch") or "")
@@ -87,7 +85,7 @@ def facts(record: Mapping[str, Any]) -> dict[str, str]:
     return {name: "" if value is None else str(value) for name, value in described.items()}
 
 
-def _name_existing_environments() -> None:
+def _mend_environment_names() -> None:
     """An existing environment is called by its Python and its torch, the way asv's own environments are."""
     existing = environment.ExistingEnvironment
     original, original_run = existing.__init__, existing.run
@@ -119,7 +117,7 @@ def _name_existing_environments() -> None:
     )
 
 
-def _describe_machines() -> None:
+def _mend_machines() -> None:
     """The machine's facts come from the record, else from the machine; ~/.asv-machine.json is read, not
     written.
 
@@ -160,7 +158,7 @@ def _describe_machines() -> None:
     machine.Machine.load = classmethod(load)
 
 
-def _freeze_cases() -> None:
+def _mend_case_lists() -> None:
     """Every reader of this command gets the very list of cases that asv numbered, whatever its own commit
     has."""
     original = Benchmarks.discover.__func__
@@ -180,7 +178,7 @@ def _freeze_cases() -> None:
     Benchmarks.discover = classmethod(discover)
 
 
-def _check_runs() -> None:
+def _mend_commits() -> None:
     """`asv run` files nothing under a commit, or a machine, that it does not belong to."""
     original = Run.run.__func__
 

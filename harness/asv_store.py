@@ -1,9 +1,9 @@
-"""Records into asv: the samples that asv is given, and `ingest`, which hands it a record by its public
-commands.
+"""Records into asv: the samples that asv is given, and `ingest`, which hands it a record by its own command.
 
-asv's suite (benchmarks/) reads a record through `rows`; `ingest` only runs `asv run` with OVERLAP_RECORD
-set, so asv's files are written by asv alone. What asv must know of the record's machine and software it
-learns through its plugin (harness/asv_plugin.py)."""
+asv's suite (benchmarks/) reads a record through `rows`. `ingest` only runs `asv run` with OVERLAP_RECORD set,
+so asv's files are written by asv alone. What asv must know of the record's machine and software, it learns
+through its plugin (harness/asv_plugin.py).
+"""
 
 import ast
 import itertools
@@ -32,7 +32,8 @@ SAMPLES_PER_LAUNCH = 21
 # Event resolution is 0.5 us; more digits would only fill the repository.
 DIGITS = 6
 
-REFUSED = 2
+# asv's exit code where a reader failed, as those of invalid cases do.
+READER_FAILED = 2
 TAIL = 25
 
 
@@ -89,8 +90,9 @@ def _row(case: record.CaseResult, launch: int | None) -> dict[str, Any]:
 def _samples(case: record.CaseResult, launch: record.Launch, name: str) -> list[float]:
     """At most SAMPLES_PER_LAUNCH samples of one launch, whose median is the launch's own value of the metric.
 
-    They are medians of neighbouring rounds. A ratio of medians has no samples of its own: it gets the
-    scatter of the overlapped arm, the numerator of every ratio that asv follows."""
+    They are medians of neighbouring rounds. A ratio of medians has no samples of its own: it gets the scatter
+    of the overlapped arm, the numerator of every ratio that asv follows.
+    """
     alone = msgspec.structs.replace(case, launches=[launch])
     value = metrics.launch_values(alone, name)
     rounds = metrics.samples(alone, name if metrics.METRICS[name].per_round else "overlapped_ms")
@@ -114,58 +116,51 @@ def _blocks(rounds: Sequence[float]) -> Iterable[Sequence[float]]:
 def ingest(
     path: Path, *, config: Path = Path("asv.conf.json"), append: bool = False, accept_dirty: bool = False
 ) -> Ingested:
-    """Hand a record to asv: `asv run` in the environment that runs this, with the record in place of
-    measuring.
+    """Hand a record to asv: `asv run` in the environment that runs this, which reads it instead of measuring.
 
-    config: asv's configuration; its folder is the project's repository. append: pool the samples with those
-    that asv has for this commit, machine and environment (a further launch of the same cases), else replace
-    them. Refuses (UsageError) a record that names no commit or one that the repository does not have, and
-    one of a tree with uncommitted changes unless `accept_dirty`. Raises MeasurementError where asv did not
-    store every number."""
+    Refuses (UsageError, nothing written) an unfinished record, one without a measured case, one that names no
+    commit or a commit that the repository lacks, and one of a tree with uncommitted changes.
+
+    Args:
+        config: asv's configuration; its folder is the project's repository.
+        append: pool the samples with those that asv has for this commit, machine and environment (a further
+            launch of the same cases); otherwise replace them.
+        accept_dirty: file a record of uncommitted changes under the commit below them.
+
+    Raises:
+        MeasurementError: asv failed, or did not store every number.
+    """
     made = record.read(path)
     if not config.is_file():
         raise UsageError(
             f"config: no {config}; asv's configuration is asv.conf.json in the project's repository"
         )
-    commit = _commit(made, config.resolve().parent, accept_dirty)
     if not made.run.finished:
         raise UsageError(f"{path}: is of a run that has not ended; go on with: overlap run --resume {path}")
     if not any(case.measured for case in made.cases):
         raise UsageError(f"{path}: has no measured case to hand to asv")
+    commit = _commit(made, config.resolve().parent, accept_dirty)
     command = [sys.executable, "-m", "asv", "run", "--config", str(config), "--python=same"]
     command += ["--set-commit-hash", commit, "--machine", made.machine.name]
     command += ["--append-samples" if append else "--record-samples"]
     environment = {"OVERLAP_RECORD": str(path.resolve())}
     if made.run.dirty:
         environment["OVERLAP_ACCEPT_DIRTY"] = "1"
-    ran = subprocess.run(
-        command,
-        env=_environment(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    # asv ends with 2 where a reader failed, as those of invalid cases do.
-    if ran.returncode not in (0, REFUSED):
-        raise MeasurementError(f"asv: ended with exit code {ran.returncode}\n{_tail(ran.stdout)}")
-    file = _result_file(config, made, commit)
-    stored = _stored(file) if file else {}
+    said = _run(command, environment)
     wanted = {
         (name, key)
         for key, row in rows(made).items()
-        for name, values in (row["samples"] or {}).items()
-        if values
+        for name, samples in (row["samples"] or {}).items()
+        if samples
     }
-    if missing := wanted - stored.keys():
+    file = _result_file(config, made.machine.name, commit)
+    missing = wanted - (_stored(file).keys() if file else set())
+    if missing or file is None:
         name, key = min(missing)
         raise MeasurementError(
             f"asv: stored {len(wanted - missing)} of {len(wanted)} numbers; first missing: {name} of {key}\n"
-            f"{_tail(ran.stdout)}"
+            f"{_tail(said)}"
         )
-    assert file is not None
     return Ingested(
         command=command,
         environment=environment,
@@ -177,9 +172,25 @@ def ingest(
     )
 
 
+def _run(command: list[str], environment: Mapping[str, str]) -> str:
+    """What asv printed; MeasurementError where it could not run, rather than a reader in it."""
+    ran = subprocess.run(
+        command,
+        env=_environment(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if ran.returncode not in (0, READER_FAILED):
+        raise MeasurementError(f"asv: ended with exit code {ran.returncode}\n{_tail(ran.stdout)}")
+    return ran.stdout
+
+
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """asv's readers must import the package that runs this, installed or not; settings for measuring are
-    left out."""
+    # asv's readers must import the package that runs this, installed or not. Settings for measuring stay out.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
     package = str(Path(__file__).resolve().parents[1])
     paths = [package, *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))]
@@ -215,9 +226,9 @@ def _commit(made: record.Record, repository: Path, accept_dirty: bool) -> str:
     return found.stdout.strip()
 
 
-def _result_file(config: Path, made: record.Record, commit: str) -> Path | None:
+def _result_file(config: Path, machine: str, commit: str) -> Path | None:
     """The file that asv has just written for this commit and machine."""
-    folder = _results_dir(config) / made.machine.name
+    folder = _results_dir(config) / machine
     files = sorted(folder.glob(f"{commit[:8]}-*.json"), key=lambda file: file.stat().st_mtime_ns)
     return files[-1] if files else None
 

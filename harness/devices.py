@@ -180,7 +180,7 @@ def _cuda(*, insist: bool) -> tuple[Device | None, str, str]:
                 return Device("cuda", seen[0].name, len(seen), seen[0].uuid), "", ""
             if gpus:
                 hidden = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r} shows none"
-                return None, f"{hidden} of {len(gpus)} GPUs", "change CUDA_VISIBLE_DEVICES"
+                return None, f"{hidden} of the GPUs here ({len(gpus)})", "change CUDA_VISIBLE_DEVICES"
             return None, "the NVIDIA driver lists no GPU", "check `nvidia-smi`"
         reason = nvml.reason
     if insist or any(os.path.exists(node) for node in _DRIVER_NODES):

@@ -98,9 +98,8 @@ def _device(device: Device) -> Iterator[Finding]:
         cuda, _ = nvml.system("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
         count = len(nvml.devices())
     offered = f", for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
-    yield Finding(
-        "driver", "ok", f"NVIDIA {driver or 'of unknown version'}{offered}; {count} GPUs in this machine"
-    )
+    here = f"{_plural(count, 'GPU')} in this machine"
+    yield Finding("driver", "ok", f"NVIDIA {driver or 'of unknown version'}{offered}; {here}")
     built = torch_build().get("cuda")
     if device.kind == "cuda" and built and cuda and int(built.partition(".")[0]) > cuda // 1000:
         text = f"torch is built for CUDA {built}, newer than the driver's"
@@ -109,7 +108,7 @@ def _device(device: Device) -> Iterator[Finding]:
         yield Finding(
             "hidden GPU",
             "warn",
-            f"{count} GPUs are here, but {device.reason}",
+            f"{_plural(count, 'GPU')} in this machine, but {device.reason}",
             "mend that, or use --device cpu",
         )
 
@@ -198,9 +197,7 @@ def _load(gpu: NvmlDevice) -> Iterator[Finding]:
     pids, _ = gpu.read("pids")
     others, _ = foreign(pids or [], [os.getpid()], contexts=0)
     if others:
-        text = (
-            f"{others} process{'es' if others > 1 else ''} on this GPU: cases would be invalid (shared GPU)"
-        )
+        text = f"{_plural(others, 'process', 'es')} on this GPU: cases would be invalid (shared GPU)"
         yield Finding(
             "busy GPU", "warn", text, "wait for them, or choose another GPU with CUDA_VISIBLE_DEVICES"
         )
@@ -236,6 +233,10 @@ def _checkout() -> Finding:
         text = f"{state.commit[:12]} with uncommitted changes, which records will say"
         return Finding("commit", "info", text, "commit before measuring for the history")
     return Finding("commit", "ok", state.commit[:12])
+
+
+def _plural(count: int, noun: str, ending: str = "s") -> str:
+    return f"{count} {noun}{'' if count == 1 else ending}"
 
 
 def _size(size: int) -> str:

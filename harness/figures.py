@@ -50,6 +50,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
     "grid.color": "#E4E4E4",
     "grid.linewidth": 0.7,
     "text.color": INK,
@@ -63,7 +64,8 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "overlap",
 }
 WIDTH = 9.0
-DPI = 110
+# Longer names would leave no room for the axes.
+LABEL = 60
 
 
 @contextmanager
@@ -85,22 +87,13 @@ def overlap_bars(record: Record) -> Figure | None:
             ticks = []
             for at, stream in enumerate(STREAMS):
                 case = grid.measured(memory, stream)
+                ticks.append(f"{stream} stream")
                 if case is None:
-                    why = grid.facts(memory, stream)[-1]
-                    ax.text(
-                        at,
-                        0,
-                        _wrapped(": ".join(filter(None, why)), 24),
-                        ha="center",
-                        va="bottom",
-                        color=GREY,
-                    )
-                    ticks.append(f"{stream} stream")
-                    continue
-                _arm_bars(ax, at, case)
-                hidden = value(case, "hidden_fraction")
-                note = "" if hidden is None else f"\nhidden fraction {ratio(hidden)}"
-                ticks.append(f"{stream} stream{note}{_status(case)}")
+                    why = _wrapped(": ".join(filter(None, grid.facts(memory, stream)[-1])), 24)
+                    ax.text(at, 0, why, ha="center", va="bottom", color=GREY)
+                else:
+                    _arm_bars(ax, at, case)
+                    ticks[-1] += f"\nhidden fraction {ratio(value(case, 'hidden_fraction'))}{_status(case)}"
             ax.set_xticks(range(len(STREAMS)), ticks)
             ax.set_xlim(-0.55, len(STREAMS) - 0.45)
             ax.margins(y=0.12)
@@ -129,14 +122,8 @@ def _arm_bars(ax: Axes, at: int, case: CaseResult) -> None:
         )
     bound = model(case, "bound_ms")
     if bound is not None:
-        ax.hlines(
-            bound,
-            at - 2 * width,
-            at + 2 * width,
-            color=RED,
-            linestyle="--",
-            label="bound: longer leg, unsplit",
-        )
+        ends = at - 2 * width, at + 2 * width
+        ax.hlines(bound, *ends, color=RED, linestyle="--", label="bound: longer leg, unsplit")
 
 
 def _error(found: Metric) -> list[list[float]] | None:
@@ -149,8 +136,14 @@ def _status(case: CaseResult) -> str:
     return "" if case.status == "ok" else f"\n({case.status})"
 
 
+def _drawable(text: str) -> str:
+    """Text of a record as a label: short enough to leave room, without what the font lacks."""
+    plain = text.encode("ascii", "replace").decode()
+    return plain if len(plain) <= LABEL else plain[: LABEL - 3] + "..."
+
+
 def _wrapped(text: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(text, width)[:6])
+    return "\n".join(textwrap.wrap(_drawable(text), width)[:6])
 
 
 def _legend(axes: Sequence[Axes], first: str = "", last: str = "bound") -> tuple[list[Artist], list[str]]:
@@ -182,7 +175,7 @@ def chunk_curve(curve: Curve) -> Figure | None:
         _measured_points(ax, curve)
         _mark_advice(ax, curve, measured)
         _residuals(below, curve)
-        ax.set_title(f"{curve.name}: time over the number of chunks")
+        ax.set_title(f"{_drawable(curve.name)}: time over the number of chunks")
         ax.set_ylabel("overlapped, ms")
         below.set_xscale("log", base=2)
         below.xaxis.set_major_locator(FixedLocator(curve.chunks))
@@ -199,7 +192,7 @@ def _measured_points(ax: Axes, curve: Curve) -> None:
         if found is not None:
             ax.errorbar(
                 int(case.params["chunks"]), found.value, yerr=_error(found), fmt="o", color=GREEN, capsize=3,
-                zorder=3,                 markerfacecolor=GREEN if settled else "white",
+                zorder=3, markerfacecolor=GREEN if settled else "white",
                 label="measured, 95 % interval" if settled else "measured, unsettled",
             )  # fmt: skip
 
@@ -245,7 +238,7 @@ def time_split(record: Record) -> Figure | None:
             _split_row(right, row, case)
         left.axvline(0, color=GREEN, linewidth=1)
         left.axvline(1, color=RED, linewidth=1, linestyle="--")
-        left.set_yticks(range(len(cases)), [names[case.key] for case in cases], fontsize=8)
+        left.set_yticks(range(len(cases)), [_drawable(names[case.key]) for case in cases], fontsize=8)
         left.set_ylim(len(cases) - 0.4, -0.6)
         left.set_title("Exposed fraction of the copy")
         left.set_xlabel("(overlapped - compute) / transfer\n0: hidden, 1: nothing hidden")
@@ -300,34 +293,28 @@ def overlapped_samples(record: Record) -> Figure | None:
         figure = Figure(figsize=(WIDTH, 0.6 + 1.45 * rows))
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for ax, case in zip(axes, cases, strict=False):
-            start = 0
-            for at, taken in enumerate(series[case.key]):
-                rounds = np.arange(start, start + len(taken))
-                # Points by the hundred make a large drawing; their picture is small.
-                ax.plot(
-                    rounds,
-                    taken,
-                    ".",
-                    color=CYCLE[at % len(CYCLE)],
-                    markersize=3,
-                    rasterized=True,
-                )
-                start += len(taken)
-            middle = float(np.median(np.concatenate(series[case.key])))
-            ax.axhline(middle, color=INK, linewidth=0.8)
-            ax.set_title(
-                _wrapped(names[case.key] + _status(case).replace("\n", " "), 30), fontsize=7, weight="normal"
-            )
-            ax.tick_params(labelsize=7)
-            ax.yaxis.set_major_locator(MaxNLocator(3))
-            ax.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+            _sample_panel(ax, series[case.key])
+            title = _wrapped(names[case.key] + _status(case).replace("\n", " "), 30)
+            ax.set_title(title, fontsize=7, weight="normal")
         for ax in axes[len(cases) :]:
             ax.set_axis_off()
-        figure.supxlabel(
-            "round; launches follow each other in their own colours; the line is the median", fontsize=8
-        )
+        text = "round; launches follow each other in their own colours; the line is the median"
+        figure.supxlabel(text, fontsize=8)
         figure.supylabel("overlapped, ms", fontsize=8)
     return figure
+
+
+def _sample_panel(ax: Axes, launches: Sequence[Sequence[float]]) -> None:
+    start = 0
+    for at, taken in enumerate(launches):
+        rounds = range(start, start + len(taken))
+        # Points by the hundred make a large drawing; their picture is small.
+        ax.plot(rounds, taken, ".", color=CYCLE[at % len(CYCLE)], markersize=3, rasterized=True)
+        start += len(taken)
+    ax.axhline(float(np.median(np.concatenate(launches))), color=INK, linewidth=0.8)
+    ax.tick_params(labelsize=7)
+    ax.yaxis.set_major_locator(MaxNLocator(3))
+    ax.xaxis.set_major_locator(MaxNLocator(3, integer=True))
 
 
 def telemetry_strip(record: Record) -> Figure | None:
@@ -354,7 +341,7 @@ def telemetry_strip(record: Record) -> Figure | None:
 
 
 def to_svg(figure: Figure) -> bytes:
-    """The figure as an SVG document without a date or a version, so that equal figures are equal bytes."""
+    """The figure as an SVG document without a date, so that equal figures are equal bytes."""
     buffer = io.BytesIO()
     with _styled():
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from harness import validity
 from harness.labels import clean, count, number, percent, ratio, reason, short_names
 from harness.record import STATUSES, CaseResult, Control, Metric, Record
-from harness.views import Curve, Grid, chunk_curves, metric, overlap_grid, value
+from harness.views import MEMORIES, Curve, Grid, chunk_curves, metric, overlap_grid, value
 
 # A cell that hides less than this counts as hiding nothing (the 2x2 table's own limit for one stream).
 HIDES_NOTHING = 0.15
@@ -21,6 +21,9 @@ AS_GOOD = 0.02
 
 # A hidden share known no better than this is given with its interval.
 WIDE = 0.1
+
+# One known no better than this is not known.
+UNKNOWN = 0.5
 
 SUMMARY_LINES = 8
 CASES_NAMED = 3
@@ -69,7 +72,8 @@ def _side_stream(grid: Grid) -> list[Finding]:
     pinned, pageable = grid.measured("pinned", "side"), grid.measured("pageable", "side")
     if pinned is not None:
         text = f"pinned + side stream {_hides(pinned)} {where}{_over_bound(pinned)}"
-        found.append(Finding(text + _label(pinned), (value(pinned, "hidden_fraction") or 0) < HIDES_NOTHING))
+        poor = (value(pinned, "hidden_fraction") or 0.0) < HIDES_NOTHING
+        found.append(Finding(text + _label(pinned), poor))
     if pageable is not None:
         text = f"pageable + side stream {_hides(pageable)}"
         price = grid.price("pageable", "side")
@@ -94,34 +98,39 @@ def _hides(case: CaseResult) -> str:
     hidden = metric(case, "hidden_fraction")
     if hidden is None:
         return "has no hidden fraction"
+    if _width(hidden) > UNKNOWN:
+        return f"is too noisy to tell: hidden share {_share(hidden)}"
     if hidden.value >= HIDES_NOTHING:
-        return f"hides {percent(hidden.value)} {_if_wide(hidden)}of the shorter leg"
-    across_zero = hidden.low is not None and hidden.high is not None and hidden.low <= 0 <= hidden.high
-    if hidden.value >= 0 or across_zero:
+        return f"hides {_share(hidden)} of the shorter leg"
+    if hidden.value >= 0 or (hidden.high is not None and hidden.high >= 0):
         return f"hides next to nothing ({percent(hidden.value, places=1)} of the shorter leg)"
     return f"hides nothing and adds {percent(-hidden.value)} of the shorter leg to both legs in sequence"
 
 
-def _if_wide(hidden: Metric) -> str:
-    """The interval where the share alone would promise too much."""
-    if hidden.low is None or hidden.high is None or hidden.high - hidden.low <= WIDE:
-        return ""
-    return f"({percent(hidden.low)} to {percent(hidden.high)}) "
+def _width(hidden: Metric) -> float:
+    return 0.0 if hidden.low is None or hidden.high is None else hidden.high - hidden.low
+
+
+def _share(hidden: Metric, places: int = 0) -> str:
+    """The share, with its interval where the share alone would promise too much."""
+    text = percent(hidden.value, places=places)
+    if hidden.low is None or hidden.high is None or _width(hidden) <= WIDE:
+        return text
+    return f"{text} ({percent(hidden.low)} to {percent(hidden.high)})"
 
 
 def _same_stream(grid: Grid) -> list[Finding]:
-    cells = {memory: grid.measured(memory, "default") for memory in ("pinned", "pageable")}
+    cells = {memory: grid.measured(memory, "default") for memory in MEMORIES}
     hidden = {memory: metric(case, "hidden_fraction") for memory, case in cells.items() if case is not None}
     shares = {memory: found for memory, found in hidden.items() if found is not None}
     if not shares:
         return []
-    listed = ", ".join(f"{memory} {percent(found.value, places=1)}" for memory, found in shares.items())
-    if any(found.value > HIDES_NOTHING and (found.low or 0) > 0 for found in shares.values()):
-        return [
-            Finding(
-                f"one stream cannot overlap with itself, yet seems to hide {listed}: doubt this run", True
-            )
-        ]
+    listed = ", ".join(f"{memory} {_share(found, places=1)}" for memory, found in shares.items())
+    if any(found.value > HIDES_NOTHING and (found.low is None or found.low > 0) for found in shares.values()):
+        text = "one stream cannot overlap with itself, yet seems to hide"
+        return [Finding(f"{text} {listed}: doubt this run", True)]
+    if any(_width(found) > UNKNOWN for found in shares.values()):
+        return [Finding(f"the same stream is too noisy to tell: hidden share {listed}")]
     return [Finding(f"the same stream hides nothing, as it must: {listed}")]
 
 

@@ -15,9 +15,6 @@ from harness.workloads.base import Workload
 
 HEADLINE = "overlapped"
 
-# Untimed rounds first: modules load, cuBLAS picks its kernels, the allocator takes what it needs.
-WARM_UP_ROUNDS = 2
-
 # A case whose rounds are mostly void ends; the reason says so.
 MAX_DROPPED_SHARE = 0.5
 
@@ -52,9 +49,12 @@ def measure(
     orders = balanced_orders(workload.arms)
     began = clock()
     with _quiet_host(result):
-        for index in range(WARM_UP_ROUNDS):
-            if _one_round(workload, orders[index % len(orders)], Measured(), clock, began, result) is None:
-                break
+        # First everything loads; then one round as they will be, which is thrown away.
+        failed = workload.warm_up()
+        if failed is not None:
+            result.failed = f"check failed: {failed}"
+        else:
+            _one_round(workload, orders[0], Measured(), clock, began, result)
         taken = allocations()
         began = clock()
         attempts = 0

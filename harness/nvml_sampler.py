@@ -48,7 +48,7 @@ class Poller:
         """One look now; `everything` does not wait for the slow fields to be due."""
         before = time.monotonic()
         slow, rare = everything or before >= self._slow_due, everything or before >= self._rare_due
-        quick = tuple(self._read(field, patient=not slow) for field in QUICK)
+        quick = tuple(self._read(field) for field in QUICK)
         at = (before + time.monotonic()) / 2
         if slow or quick != self._last:
             sample = Sample(t=at, after=self._looked, **dict(zip(QUICK, quick, strict=True)))
@@ -69,7 +69,7 @@ class Poller:
 
     def _add(self, sample: Sample, fields: Sequence[str]) -> None:
         for field in fields:
-            value = self._read(field, patient=False)
+            value = self._read(field)
             if field == "pids":
                 if value is not None:
                     sample.others, strangers = foreign(value, self._own)
@@ -77,9 +77,9 @@ class Poller:
             else:
                 setattr(sample, field, value)
 
-    def _read(self, field: str, *, patient: bool) -> Any:
-        """`patient` leaves alone a field that will never be there: asking in vain costs 30 to 80 us."""
-        if patient and self.missing.get(field) in PERMANENT:
+    def _read(self, field: str) -> Any:
+        # Asking in vain costs 30 to 80 us, far more than a reading.
+        if self.missing.get(field) in PERMANENT:
             return None
         value, reason = self._device.read(field)
         if reason is None:

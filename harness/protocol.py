@@ -29,14 +29,19 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
-    """The device is open. facts: what only this process can know; canary_us: host time of an empty launch."""
+    """The device is open. facts: what only this process can know; canary_us: host time of an empty launch;
+    open_s: seconds from the worker's start, imports included."""
 
     facts: dict[str, Any]
     canary_us: float
+    open_s: float
 
 
 class ControlDone(msgspec.Struct, tag="control", kw_only=True):
+    """seconds: what this control took, its failed attempts included."""
+
     control: Control
+    seconds: float
 
 
 class Begin(msgspec.Struct, tag="begin", kw_only=True):

@@ -35,7 +35,9 @@ class Run(_Struct):
     """One `overlap run`: when, of which commit, by which command (arguments only, no paths), how long.
 
     dirty: the tree had uncommitted changes; None where there is no git to ask. finished: False until the end.
-    planned: keys of all cases the run is to measure, so that it can be resumed.
+    spent: by launch, seconds outside the cases (open_s to open the device, controls_s) and launch_canary_us, the
+    host time of an empty launch in microseconds. planned: keys of all cases the run is to measure, so that it can
+    be resumed.
     """
 
     time: str
@@ -48,6 +50,7 @@ class Run(_Struct):
     tier: str = ""
     launches: int = 1
     planned: list[str] = []
+    spent: dict[str, dict[str, float]] = {}
 
 
 class Machine(_Struct):

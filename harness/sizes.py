@@ -12,7 +12,9 @@ def parse_size(text: str, *, field: str = "size") -> int:
     """Bytes named by `text`, such as `64MiB`; UsageError for anything else."""
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{field}: got {text!r}, want a whole number and a unit of B, KiB, MiB or GiB, e.g. 64MiB")
+        raise UsageError(
+            f"{field}: got {text!r}, want a whole number and a unit of B, KiB, MiB or GiB, e.g. 64MiB"
+        )
     return int(match[1]) * _UNITS[match[2]]
 
 

@@ -8,12 +8,11 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 Array = NDArray[np.float64]
 Statistic = Callable[[Mapping[str, Array]], Array]
@@ -77,9 +76,7 @@ class Bootstrap:
             for launch in launches
         ]
         self._rounds = [_common_length(launch) for launch in self._launches]
-        blocks = sum(n / block_length(n) for n in self._rounds)
-        self._stretch = max(1.0, 4 / blocks)
-        self._tail = _tail(blocks)
+        self._blocks = sum(n / block_length(n) for n in self._rounds)
         self._seed = seed
         self._memo: dict[tuple[str, float], Array] = {}
 
@@ -96,9 +93,10 @@ class Bootstrap:
         if sum(self._rounds) == 1:
             return Interval(value)
         resampled = np.median(of({arm: self._resampled(arm, quantile) for arm in arms}), axis=1)
-        low, high = (float(end) for end in np.quantile(resampled, (self._tail, 1 - self._tail)))
-        low = value - self._stretch * max(0.0, value - low)
-        high = value + self._stretch * max(0.0, high - value)
+        tail, stretch = _tail(self._blocks), max(1.0, 4 / self._blocks)
+        low, high = (float(end) for end in np.quantile(resampled, (tail, 1 - tail)))
+        low = value - stretch * max(0.0, value - low)
+        high = value + stretch * max(0.0, high - value)
         return Interval(value, low, high)
 
     def _resampled(self, arm: str, quantile: float) -> Array:
@@ -146,11 +144,14 @@ def _common_length(launch: Mapping[str, Array]) -> int:
     return lengths.pop()
 
 
+@lru_cache
 def _tail(blocks: float) -> float:
     """The percentile, as a share, that the lower end is taken at."""
+    from scipy.special import stdtrit  # a third of a second to import, and readers of samples need none of it
+
     freedom = max(1.0, blocks - 1)
-    reach = stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(1 + 1 / freedom)
-    return float(stats.norm.cdf(-reach))
+    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(1 + 1 / freedom)
+    return math.erfc(reach / math.sqrt(2)) / 2
 
 
 def _quantile(samples: Array, quantile: float) -> Any:
@@ -181,6 +182,7 @@ class StopRule:
             or any(a >= b for a, b in zip(self.looks, self.looks[1:], strict=False))
         ):
             raise ValueError(f"stop rule: looks: got {self.looks}, want rounds in rising order, from 1")
+        self.settled((1.0, 1.0))  # imports what a look needs now, and not between two timed rounds
 
     def decide(self, samples: Sequence[float], elapsed_s: float) -> Literal["settled", "budget"] | None:
         """Why to stop after these samples of the headline; None to go on.
@@ -249,11 +251,28 @@ def carry_over(orders: Sequence[Sequence[str]], samples: Mapping[str, ArrayLike]
             continue
         shifts = {other: _shift(other, groups) for other in groups}
         after = max(shifts, key=lambda other: abs(shifts[other]))
-        found.append(CarryOver(arm, after, shifts[after], float(stats.kruskal(*groups.values()).pvalue)))
+        found.append(CarryOver(arm, after, shifts[after], _kruskal(list(groups.values()))))
     if not found:
         return None
     worst = min(found, key=lambda each: each.p)
     return CarryOver(worst.arm, worst.after, worst.shift, min(1.0, worst.p * len(found)))
+
+
+def _kruskal(groups: Sequence[Sequence[float]]) -> float:
+    """p of the Kruskal-Wallis test, with its correction for ties: that all groups are drawn alike.
+
+    As scipy.stats.kruskal, whose import takes a second of the cores that a run may be measuring on.
+    """
+    from scipy.special import chdtrc
+
+    sizes = [len(group) for group in groups]
+    _, inverse, counts = np.unique(np.concatenate(groups), return_inverse=True, return_counts=True)
+    n = len(inverse)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[inverse]
+    between = sum(part.sum() ** 2 / len(part) for part in np.split(ranks, np.cumsum(sizes)[:-1]))
+    statistic = 12 / (n * (n + 1)) * between - 3 * (n + 1)
+    ties = 1 - float((counts**3 - counts).sum()) / (n**3 - n)
+    return float(chdtrc(len(groups) - 1, statistic / ties))
 
 
 def _shift(other: str, groups: Mapping[str, list[float]]) -> float:

@@ -102,15 +102,18 @@ def _launch(
     for _ in range(MAX_STARTS):
         job = _job(plan, launch, waiting, controls, time.monotonic() - began)
         current = None
+        spent: dict[str, float] = {}
         with _Worker(job) as worker:
             for event in worker.events():
                 watch(event, launch)
                 if isinstance(event, Ready):
                     controls = False
                     machine.merge(kept.machine, kept.software, event.facts)
-                    kept.environment.setdefault("launch_canary_us", {})[str(launch)] = event.canary_us
+                    spent = kept.run.spent.setdefault(str(launch), {})
+                    spent |= {"open_s": event.open_s, "launch_canary_us": event.canary_us}
                 elif isinstance(event, ControlDone):
                     kept.controls.append(event.control)
+                    spent["controls_s"] = round(spent.get("controls_s", 0.0) + event.seconds, 3)
                 elif isinstance(event, Begin):
                     current = event.key
                 elif isinstance(event, Done):

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 T = TypeVar("T", float, NDArray[np.float64])
 
@@ -104,6 +103,8 @@ def fit_curve(points: Mapping[int, float], c1: float, k1: float, repeats: int = 
     one: the measured solo times `c1` and `k1` do. A sample of several batches is one pipeline of n*repeats
     pieces. Raises ValueError where a fit point is missing or not positive.
     """
+    from scipy.optimize import nnls  # half a second to import, and a reader of records fits nothing
+
     missing = [n for n in FIT_CHUNKS if not points.get(n, 0.0) > 0]
     if missing:
         raise ValueError(f"curve: no positive time at n = {', '.join(map(str, missing))}")

@@ -3,29 +3,35 @@
 `python -m harness.worker FD` reads a job from stdin and writes events to the file descriptor FD.
 """
 
-import faulthandler
-import os
-import sys
 import time
-from collections.abc import Callable
 
-import msgspec
+STARTED = time.monotonic()  # Before torch is imported, which is most of a worker's start.
 
-from harness import validity
-from harness.backends import get_backend
-from harness.backends.base import Backend
-from harness.case import Case
-from harness.controls import run_controls
-from harness.errors import OverlapError, Skip
-from harness.families import FAMILIES
-from harness.measure import Measured, measure
-from harness.protocol import JOBS, Begin, ControlDone, Done, Event, Failed, Job, Progress, Ready
-from harness.record import Launch, Rank
-from harness.sampler import Telemetry, open_sampler
-from harness.statistics import StopRule
-from harness.workloads import build
+import faulthandler  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+
+import msgspec  # noqa: E402
+
+from harness import validity  # noqa: E402
+from harness.backends import get_backend  # noqa: E402
+from harness.backends.base import Backend  # noqa: E402
+from harness.case import Case  # noqa: E402
+from harness.controls import run_controls  # noqa: E402
+from harness.errors import OverlapError, Skip  # noqa: E402
+from harness.families import FAMILIES  # noqa: E402
+from harness.measure import Measured, measure  # noqa: E402
+from harness.protocol import JOBS, Begin, ControlDone, Done, Event, Failed, Job, Progress, Ready  # noqa: E402
+from harness.record import Launch, Rank  # noqa: E402
+from harness.sampler import Telemetry, open_sampler  # noqa: E402
+from harness.statistics import StopRule  # noqa: E402
+from harness.workloads import build  # noqa: E402
 
 Say = Callable[[Event], None]
+
+# A case whose first look takes this many times `case_seconds` ends before it.
+SLOW = 6
 
 # At least this much of a second between two progress events of a case.
 PROGRESS_S = 0.25
@@ -36,10 +42,14 @@ def run_job(job: Job, say: Say) -> None:
     # The sampler first: it inherits this process's affinity and must not wait for the device to open.
     with open_sampler(job.uuid, job.no_telemetry) as telemetry:
         backend = get_backend(job.device)
-        say(Ready(facts=backend.facts(), canary_us=round(backend.canary_us(), 3)))
+        facts, canary = backend.facts(), backend.canary_us()
+        say(Ready(facts=facts, canary_us=round(canary, 3), open_s=round(time.monotonic() - STARTED, 3)))
         if job.controls:
+            before = time.monotonic()
             for control in run_controls(backend, job.profile, job.launch):
-                say(ControlDone(control=control))
+                now = time.monotonic()
+                say(ControlDone(control=control, seconds=round(now - before, 3)))
+                before = now
         began = time.monotonic()
         for index, key in enumerate(job.cases):
             say(Begin(key=key))
@@ -69,7 +79,7 @@ def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, budg
     workload = None
     try:
         workload = build(case, job.profile, backend)
-        rule = StopRule(target=job.target, budget_s=budget)
+        rule = StopRule(target=job.target, budget_s=budget, limit_s=SLOW * job.profile.case_seconds)
         found = measure(workload, rule, allocations=backend.allocations, on_round=on_round)
         facts = workload.facts
     except Skip as skip:

@@ -32,6 +32,14 @@ def test_a_same_stream_that_seems_to_hide_is_doubted():
     assert "cannot overlap with itself" in doubted.text
 
 
+def test_noise_that_swallows_the_answer_is_no_verdict():
+    cells = [h2d_result(h2d_case(stream=s, gate="off"), noise=0.3) for s in ("side", "default")]
+    told = text(findings.verdicts(record(*cells)))
+    assert "pinned + side stream is too noisy to tell" in told
+    assert "the same stream is too noisy to tell" in told
+    assert "as it must" not in told
+
+
 def test_an_overlap_that_costs_time_is_not_called_hiding():
     told = text(findings.verdicts(record(h2d_result(h2d_case(gate="off"), hidden=-0.2))))
     assert "hides nothing and adds 20 % of the shorter leg" in told

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -267,6 +269,12 @@ def test_nonsense_times_make_no_number_that_a_record_cannot_hold(nonsense: float
 def test_record_of_derived_cases_survives_the_file():
     made = record(*table_results(), *curve_results(), skipped(h2d_case(memory="pageable")))
     assert loads(dumps(made)) == made
+
+
+def test_reading_samples_loads_no_scipy():
+    """A store reads records in processes that must start fast; scipy takes longer than all else."""
+    code = "import sys, harness.metrics; sys.exit('scipy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # Launch-bound

@@ -87,7 +87,9 @@ def test_the_child_ends_and_is_reaped_on_close(nvml):
     assert pid is not None
     assert alive(pid)
     sampler.since(0.0)
+    start = time.monotonic()
     sampler.close()
+    assert time.monotonic() - start < module.END_S / 2  # asked to end, not killed
     assert not os.path.exists(f"/proc/{pid}")
     sampler.close()
     assert (sampler.since(0.0), sampler.pid) == ([], None)
@@ -160,7 +162,9 @@ def test_a_sampler_that_hangs_is_given_up(nvml, monkeypatch):
         pid = sampler.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
+        start = time.monotonic()
         assert sampler.since(0.0) == []
+        assert time.monotonic() - start < 0.3 + module.END_S / 2
         assert sampler.missing == {"telemetry": "the sampler gave no answer within 0.3 s"}
     assert not os.path.exists(f"/proc/{pid}")
 
@@ -250,3 +254,24 @@ def test_slow_getters_are_called_seldom(monkeypatch):
     for rare in ("ComputeRunningProcesses", "CurrPcieLinkWidth", "TotalEnergyConsumption", "Temperature"):
         assert fake.calls.count(f"nvmlDeviceGet{rare}") <= 2, rare
     assert "nvmlDeviceGetPcieThroughput" not in fake.calls
+
+
+def test_the_slowest_getter_has_a_pace_of_its_own(monkeypatch):
+    monkeypatch.setattr("harness.nvml_sampler.SLOW_S", 0.0)
+    looking = poller(monkeypatch, FakeGpu())
+    for _ in range(20):
+        looking.look()
+    samples = list(looking.samples)
+    assert [sample.energy_j for sample in samples] == [2000.0] + [None] * 19
+    assert all(sample.others == 0 for sample in samples)
+
+
+def test_a_getter_that_comes_back_is_no_longer_missing(monkeypatch):
+    gpu = FakeGpu(errors={"nvmlDeviceGetTemperature": "Unknown"})
+    looking = poller(monkeypatch, gpu)
+    looking.look()
+    assert looking.missing == {"temperature_c": "unknown NVML error"}
+    gpu.errors.clear()
+    looking.look()
+    assert looking.missing == {}
+    assert looking.samples[-1].temperature_c == 36

@@ -146,5 +146,5 @@ def test_a_short_given_commit_is_completed_where_git_knows_it(repository):
     "given", ["", "main", "abc", "abcdef0-dirty", "abcdef0+dirty+dirty", "a" * 41, "--help"]
 )
 def test_a_given_commit_of_another_form_is_refused(tmp_path, given):
-    with pytest.raises(UsageError, match="commit: got .*, want 7 to 40 hex digits"):
+    with pytest.raises(UsageError, match=r"commit: got .*, want 7 to 40 hex digits"):
         commit(tmp_path, given)

@@ -2,13 +2,16 @@
 
 import itertools
 import math
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 from factories import noisy
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy import stats
 
 from harness.statistics import (
     Bootstrap,
@@ -96,6 +99,13 @@ def test_rounds_inside_a_launch_widen_the_interval_too():
     """Two launches of equal medians: all the spread there is comes from the rounds."""
     x = series(5.0, 40, noise=0.05)
     assert interval(median_of_x, [{"x": x}, {"x": x[::-1]}]).half_width > 0.01
+
+
+def test_launches_are_resampled_apart():
+    """Two launches know the median better than one, by about the root of two."""
+    x = series(5.0, 80)
+    one, two = (interval(median_of_x, [{"x": x}] * count).half_width for count in (1, 2))
+    assert two < 0.75 * one
 
 
 def test_single_sample_has_no_interval():
@@ -202,6 +212,17 @@ def test_samples_cut_off_between_looks_may_have_settled():
     assert at_39 < at_20
     rule = StopRule(target=(at_20 + at_39) / 2, limit_s=39.0)
     assert decisions(rule, samples, 1.0) == (39, "settled")
+
+
+def test_nothing_is_imported_between_timed_rounds():
+    code = """
+import sys
+from harness.statistics import StopRule
+rule, before = StopRule(), set(sys.modules)
+rule.decide([5.0, 5.1] * 10, 1.0)
+assert set(sys.modules) == before, set(sys.modules) - before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_look_between_the_fixed_rounds():
@@ -311,6 +332,14 @@ def test_carry_over_counts_its_tests():
     alone = carry_over(orders, {"overlapped": taken["overlapped"]})
     still = {arm: np.arange(40.0) % 7 + 5 if arm != "overlapped" else x for arm, x in taken.items()}
     assert carry_over(orders, still).p == pytest.approx(min(1.0, 4 * alone.p))
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=8), min_size=2, max_size=5))
+def test_p_is_that_of_kruskal_and_wallis(groups: list[list[int]]):
+    assume(len({x for group in groups for x in group}) > 1)
+    orders = [[f"before {at}", "arm"] for at, group in enumerate(groups) for _ in group]
+    taken = [10.0 + x for group in groups for x in group]
+    assert carry_over(orders, {"arm": taken}).p == pytest.approx(stats.kruskal(*groups).pvalue)
 
 
 def test_nothing_to_compare_gives_no_carry_over():

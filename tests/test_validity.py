@@ -148,6 +148,12 @@ def test_a_look_at_an_old_reading_says_nothing_about_the_arm_that_runs_by_then()
     assert summarise(looks, windows)["arms"] == {}
 
 
+def test_a_reading_belongs_to_the_arm_that_ran_between_the_two_looks():
+    sample = Sample(t=1.020, after=1.000, sm_mhz=1980, power_w=1.0)
+    windows = {"compute": [(1.005, 1.015)], "overlapped": [(1.016, 1.030)]}
+    assert list(summarise([sample], windows)["arms"]) == ["compute"]
+
+
 def test_arms_less_than_a_hundredth_or_a_clock_step_apart_are_alike():
     for low in (1965, 1962):
         samples = readings(40, sm_mhz=lambda index, low=low: low if index % 2 else 1980)

@@ -32,6 +32,9 @@ class Workload(Protocol):
     def facts(self) -> dict[str, int | float]:
         """The fixed work of a sample, kept beside the samples: bytes, flops, repeats."""
 
+    def warm_up(self) -> str | None:
+        """Run every arm once without a gate, so that whatever loads on first use has loaded; what a check found."""
+
     def sample(self, arm: str) -> Sample:
         """Prepare (untimed), run (timed) and check (untimed) one arm."""
 
