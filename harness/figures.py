@@ -335,7 +335,7 @@ def telemetry_strip(record: Record) -> Figure | None:
                             label=f"launch {at}")  # fmt: skip
             ax.set_ylabel(rows[name])
             ax.yaxis.set_major_locator(MaxNLocator(4))
-        axes[-1].set_xlabel("seconds since the launch began")
+        axes[-1].set_xlabel("seconds of measuring, cases end to end")
         figure.legend(*_legend(axes), loc="outside right upper")
     return figure
 

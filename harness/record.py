@@ -80,7 +80,7 @@ class Round(_Struct):
 
     arms: device time of each arm, ms. host: time the host needed to enqueue it, ms. spans: other times taken
     from the arm's timeline, ms (`transfer_in_overlapped`: start to end of the last copy while both run).
-    start: monotonic seconds since the launch began.
+    start: seconds since the sampling of this case began.
     """
 
     order: list[str]

@@ -233,17 +233,14 @@ def overlapped_series(case: CaseResult) -> list[list[float]]:
 
 
 def telemetry_series(record: Record, launch: int, name: str) -> list[tuple[float, float]]:
-    """(seconds since the launch began, reading) of its first rank, through all cases, in order of time."""
-    points = []
-    for case in record.cases:
-        for rank in (taken.ranks[0] for taken in case.launches if taken.index == launch and taken.ranks):
-            series = rank.telemetry.get("series")
-            if isinstance(series, dict) and rank.rounds:
-                times, readings = (map(_number, series.get(key) or ()) for key in ("t", name))
-                pairs = zip(times, readings, strict=False)
-                points += [
-                    (rank.rounds[0].start + at, seen)
-                    for at, seen in pairs
-                    if at is not None and seen is not None
-                ]
-    return sorted(points)
+    """(seconds, reading) of a launch's first rank; its cases stand end to end, each as long as it took."""
+    points: list[tuple[float, float]] = []
+    start = 0.0
+    for taken in (found for case in record.cases for found in case.launches if found.index == launch):
+        series = taken.ranks[0].telemetry.get("series") if taken.ranks else None
+        if isinstance(series, dict):
+            times, readings = (map(_number, series.get(key) or ()) for key in ("t", name))
+            pairs = zip(times, readings, strict=False)
+            points += [(start + at, seen) for at, seen in pairs if at is not None and seen is not None]
+        start += taken.wall_s
+    return points

@@ -231,6 +231,7 @@ def test_a_bad_case_is_a_failure_of_its_own(project: Project) -> None:
     ran = project.asv(*done.command[3:], "--show-stderr", **done.environment)
     assert ran.returncode == 2
     assert f"{bad.key}: invalid: thermal slowdown" in ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stdout + ran.stderr
 
 
 def test_show_compare_and_publish_work_on_it(project: Project) -> None:

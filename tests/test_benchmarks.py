@@ -294,7 +294,8 @@ def test_a_skipped_case_and_one_of_another_device_are_not_available(read) -> Non
         read("h2d[of=another]")
 
 
-def test_a_bad_case_fails_with_its_reason(read) -> None:
+def test_a_bad_case_fails_with_its_reason(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
     with pytest.raises(OverlapError, match="invalid: thermal slowdown"):
         read(RESULTS[3].key)
 

@@ -149,6 +149,14 @@ def test_split_has_a_row_a_measured_case_with_its_numbers():
         assert tuple(right.containers[row][0].get_xydata()[0]) == (case.metrics["bound_ratio"].value, row)
 
 
+def test_split_shows_an_unsettled_case_hollow():
+    cases = table_results()
+    cases[2].status = "unsettled"
+    for ax in figures.time_split(record(*cases)).axes:
+        fills = [container[0].get_markerfacecolor() for container in ax.containers]
+        assert [fill == "white" for fill in fills] == [False, False, True, False]
+
+
 def test_split_parts_meet_at_the_model():
     case = h2d_result(h2d_case(stream="default", gate="off"))
     right = figures.time_split(record(case)).axes[1]

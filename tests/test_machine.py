@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 
 import msgspec
@@ -96,10 +97,11 @@ def test_what_was_found_goes_into_a_record_and_back(monkeypatch):
 
 def test_software_is_told_by_version(monkeypatch):
     install(monkeypatch, FakeGpu())
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.6.6")
     found = software()
     assert found["driver"] == "580.159.04"
     assert found["cuda_driver"] == "13.0"
-    assert found["asv"] is not None
+    assert found["asv"] == "0.6.6"
     assert found["missing"] == {}
 
 

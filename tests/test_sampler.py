@@ -39,7 +39,8 @@ def nvml(tmp_path, monkeypatch):
 
     def write(*gpus: FakeGpu) -> None:
         write_module(tmp_path, *gpus)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        first = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(first))
 
     return write
 

@@ -117,13 +117,16 @@ def test_series_of_several_ranks_is_the_slowest_of_each_round():
     assert overlapped_series(case) == [[max(pair) for pair in zip(first, second, strict=True)]]
 
 
-def test_readings_are_placed_on_the_clock_of_their_launch():
-    late, early = (h2d_result(h2d_case(chunks=n), rounds=4) for n in (2, 4))
-    for case, start in ((late, 7.0), (early, 1.0)):
-        rank = case.launches[0].ranks[0]
-        rank.rounds[0].start = start
-        rank.telemetry = {"series": {"t": [0.0, 0.5], "sm_mhz": [1980, None], "power_w": [500.0, 600.0]}}
-    made = record(late, early)
-    assert telemetry_series(made, 0, "sm_mhz") == [(1.0, 1980.0), (7.0, 1980.0)]
-    assert telemetry_series(made, 0, "power_w")[1] == (1.5, 600.0)
+def test_readings_of_the_cases_of_a_launch_stand_end_to_end():
+    cases = [h2d_result(h2d_case(chunks=n), rounds=4) for n in (2, 4)]
+    for case in cases:
+        case.launches[0].wall_s = 6.0
+        case.launches[0].ranks[0].telemetry = {
+            "series": {"t": [0.0, 0.5], "sm_mhz": [1980, None], "power_w": [500.0, 600.0]}
+        }
+    made = record(*cases)
+    assert telemetry_series(made, 0, "sm_mhz") == [(0.0, 1980.0), (6.0, 1980.0)]
+    assert telemetry_series(made, 0, "power_w") == [(0.0, 500.0), (0.5, 600.0), (6.0, 500.0), (6.5, 600.0)]
     assert telemetry_series(made, 1, "power_w") == []
+    cases[0].launches[0].ranks[0].telemetry = {"series": "odd"}
+    assert telemetry_series(made, 0, "sm_mhz") == [(6.0, 1980.0)]

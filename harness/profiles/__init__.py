@@ -30,7 +30,7 @@ class Tolerances(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What the controls accept (harness/controls.py), as fractions.
 
     null: |difference| of two equal arms. known: distance from the answer known beforehand. hidden: |hidden
-    fraction| of work that cannot overlap. sensitivity: distance from the 5 % that were added.
+    fraction| of work that cannot overlap. sensitivity: distance from what was added, as a share of it.
     """
 
     null: float

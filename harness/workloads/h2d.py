@@ -221,7 +221,7 @@ class H2DWorkload:
             yield from views.sources[self._batch(repeat)]
 
     def _batch(self, repeat: int) -> int:
-        return (self._turn * self.plan.repeats + repeat) % self.plan.pool_batches
+        return (self._turn + repeat) % self.plan.pool_batches
 
     def _issue(self, arm: str, views: _Views) -> None:
         kind = arm.removesuffix("_1")

@@ -1,0 +1,160 @@
+"""Controls pass on a sound backend and fail on one that is broken in the way they are there for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness import controls, profiles
+from harness.backends import get_backend
+from harness.backends.base import Backend
+from harness.controls import run_controls
+from harness.families import MIB
+from harness.profiles import Profile
+from harness.record import Control
+
+NAMES = ["known answer", "same stream", "dependency", "null", "sensitivity", "race", "bare copy"]
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[Backend]:
+    backend = get_backend("cpu")
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Profile:
+    """Smaller work, so that a test takes a second."""
+    monkeypatch.setattr(controls, "_CPU", small_sizes())
+    monkeypatch.setattr(controls, "ROUNDS", 7)
+    monkeypatch.setattr(controls, "NULL_ROUNDS", 7)
+    return msgspec.structs.replace(profiles.packaged()["cpu"], rotate_bytes=8 * MIB)
+
+
+def small_sizes() -> Any:
+    return controls._Sizes(copy_bytes=16 * MIB, more=0.5, spin_ms=4.0, bare_bytes=8 * MIB, memory="pageable")
+
+
+class Broken:
+    """The cpu backend with one thing wrong."""
+
+    def __init__(self, real: Backend, what: str) -> None:
+        self._real, self._what = real, what
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    @property
+    def side(self) -> Any:
+        return self._real.main if self._what == "one stream" else self._real.side
+
+    def wait(self, stream: Any, event: Any) -> None:
+        if self._what != "no waits" or stream is not self._real.side:
+            self._real.wait(stream, event)
+
+    def copy(self, target: Any, source: Any, stream: Any) -> None:
+        if self._what == "copies never grow":
+            target, source = target[:64], source[:64]
+        self._real.copy(target, source, stream)
+
+    def gemm(self, x: Any, weights: Any, out: Any) -> None:
+        if self._what == "every other product is slower":
+            self._turn = not getattr(self, "_turn", False)
+            if self._turn:
+                self._real.spin(5.0, self._real.main)
+        self._real.gemm(x, weights, out)
+
+
+def measured(backend: Any, profile: Profile, only: str, attempts: int = 3) -> Control:
+    (found,) = run_controls(backend, profile, 0, attempts=attempts, only=only)
+    return found
+
+
+def test_all_pass_on_a_sound_backend_and_come_in_order(cpu: Backend, small: Profile) -> None:
+    found = list(run_controls(cpu, small, 3))
+    assert [control.name for control in found] == NAMES
+    assert [control.name for control in found if not control.passed] == []
+    assert {control.launch for control in found} == {3}
+    assert all(control.low <= control.value <= control.high for control in found if control.value is not None)
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("one stream", "known answer"),
+        ("no waits", "dependency"),
+        ("copies never grow", "sensitivity"),
+    ],
+)
+def test_each_fails_where_it_should(cpu: Backend, small: Profile, what: str, name: str) -> None:
+    found = measured(Broken(cpu, what), small, name)
+    assert not found.passed, found
+    assert found.detail == "attempt 3 of 3"
+
+
+def test_null_fails_when_equal_arms_differ(
+    cpu: Backend, small: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = controls._Bench(cpu, small)
+    slower = bench._products
+
+    def with_more() -> None:
+        slower()
+        cpu.spin(3.0, cpu.main)
+
+    monkeypatch.setattr(controls._Bench, "_null", lambda self: biased(self, slower, with_more))
+    assert not measured(cpu, small, "null").passed
+    bench.close()
+
+
+def biased(bench: Any, a: Any, b: Any) -> Any:
+    ms = bench._medians(7, a=a, b=b)
+    return ms["b"] / ms["a"] - 1, -0.05, 0.05, "relative difference"
+
+
+def test_same_stream_fails_when_the_streams_overlap(
+    cpu: Backend, small: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls._Bench, "_after_each_other", controls._Bench._beside)
+    assert not measured(cpu, small, "same stream").passed
+
+
+def test_race_fails_when_the_check_is_blind(
+    cpu: Backend, small: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.workloads.h2d import H2DWorkload
+
+    monkeypatch.setattr(H2DWorkload, "_check", lambda self, arm, views: None)
+    found = measured(cpu, small, "race")
+    assert found.value == 0.0
+    assert not found.passed
+
+
+def test_bare_copy_fails_when_the_harness_adds_time(
+    cpu: Backend, small: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.workloads.h2d import H2DWorkload
+
+    issue = H2DWorkload._issue_transfer
+
+    def slow(self: H2DWorkload, views: Any) -> None:
+        cpu.spin(2.0, cpu.main)
+        issue(self, views)
+
+    monkeypatch.setattr(H2DWorkload, "_issue_transfer", slow)
+    assert not measured(cpu, small, "bare copy").passed
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_control_passes_twenty_times_of_twenty() -> None:
+    backend = get_backend("cuda")
+    profile = profiles.packaged()["h200"]
+    failed = [
+        f"{control.name}: {control.value}"
+        for _ in range(20)
+        for control in run_controls(backend, profile, 0, attempts=1)
+        if not control.passed
+    ]
+    assert failed == []

@@ -1,0 +1,239 @@
+"""The h2d pipeline: right in every arm, and caught when it is wrong."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from harness import profiles
+from harness.backends import get_backend
+from harness.backends.base import Backend
+from harness.case import Case
+from harness.errors import Skip
+from harness.families import H2D, MIB
+from harness.profiles import Profile
+from harness.workloads import build
+from harness.workloads.h2d import MAX_GATED_LAUNCHES, H2DWorkload
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    made = get_backend(request.param)
+    yield made
+    made.close()
+
+
+def profile_of(backend: Backend) -> Profile:
+    """The device's profile with a pool small enough for many tests."""
+    name = "cpu" if backend.kind == "cpu" else "h200"
+    return msgspec.structs.replace(profiles.packaged()[name], rotate_bytes=4 * MIB)
+
+
+def case_of(backend: Backend, **axes: Any) -> Case:
+    memory = "pageable" if backend.kind == "cpu" else "pinned"
+    base = {"memory": memory, "stream": "side", "chunks": 4, "size": 2 * MIB, "ratio": 1.0, "gate": "off"}
+    return Case.of(H2D, **base | {"profile": "p"} | axes)
+
+
+def workload_of(
+    backend: Backend, leave_out: str = "", delay_copies_ms: float = 0.0, **axes: Any
+) -> H2DWorkload:
+    return H2DWorkload(
+        case_of(backend, **axes),
+        profile_of(backend),
+        backend,
+        leave_out=leave_out,
+        delay_copies_ms=delay_copies_ms,
+    )
+
+
+AXES = [
+    {},
+    {"chunks": 1},
+    {"chunks": 3},  # does not divide the rows
+    {"chunks": 64},
+    {"stream": "default"},
+    {"issue": "copies-first", "chunks": 8},
+    {"ratio": 4.0},
+    {"ratio": 0.25},
+    {"size": 8 * MIB, "chunks": 5},
+    {"gate": "on", "size": 64 * MIB},
+    {"gate": "on", "size": 64 * MIB, "chunks": 16, "issue": "copies-first"},
+    {"memory": "pageable"},
+]
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+def test_every_arm_is_right_and_timed(backend: Backend, axes: dict[str, Any]) -> None:
+    workload = workload_of(backend, **axes)
+    assert workload.warm_up() is None
+    assert ("transfer_1" in workload.arms) == (axes.get("chunks") != 1)
+    for _ in range(3):
+        for arm in workload.arms:
+            sample = workload.sample(arm)
+            assert sample.failed is None
+            assert sample.dropped is None
+            assert sample.ms > 0
+            assert sample.host_ms > 0
+            assert sample.window[0] < sample.window[1]
+    workload.close()
+
+
+def test_the_payload_changes_from_sample_to_sample(backend: Backend) -> None:
+    workload = workload_of(backend, chunks=1, size=8 * MIB)
+    seen = []
+    for _ in range(2):
+        workload.sample("transfer")
+        seen.append(workload.transfer_buffers()[1].clone())
+    assert not torch.equal(*seen)
+    workload.close()
+
+
+def test_compute_leaves_its_input_alone(backend: Backend) -> None:
+    workload = workload_of(backend)
+    workload.sample("compute")
+    assert torch.equal(workload._ring, workload._decoy)
+    workload.close()
+
+
+@pytest.mark.parametrize(("leave_out", "caught"), [("stream_wait", True), ("", False)])
+def test_a_wait_left_out_is_caught(backend: Backend, leave_out: str, caught: bool) -> None:
+    """A delay makes the copies late for certain; with its wait the pipeline is right all the same."""
+    workload = workload_of(backend, leave_out=leave_out, delay_copies_ms=3.0)
+    workload.warm_up()
+    found = sum(workload.sample("overlapped").failed is not None for _ in range(100))
+    workload.close()
+    assert found >= 95 if caught else found == 0
+
+
+@pytest.mark.parametrize(("leave_out", "caught"), [("reuse_wait", True), ("", False)])
+def test_a_buffer_reused_too_early_is_caught(backend: Backend, leave_out: str, caught: bool) -> None:
+    """Compute of four times the copy's length, through fewer buffers than chunks."""
+    profile = msgspec.structs.replace(profile_of(backend), rotate_bytes=MIB)
+    size = 64 * MIB if backend.kind == "cuda" else 16 * MIB
+    case = case_of(backend, ratio=8.0, chunks=16, size=size)
+    workload = H2DWorkload(case, profile, backend, leave_out=leave_out)
+    assert workload.plan.split.slots < 16
+    workload.warm_up()
+    found = sum(workload.sample("overlapped").failed is not None for _ in range(20))
+    workload.close()
+    assert found >= 19 if caught else found == 0
+
+
+class Tampering:
+    """A backend whose device is wrong in one way; everything else is the real one's."""
+
+    def __init__(self, real: Backend, what: str) -> None:
+        self._real, self._what = real, what
+        self.armed = False
+        self._copies = self._products = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        self._copies += 1
+        if self.armed and self._what == "copy one row short":
+            target, source = target[:-1], source[:-1]
+        if self.armed and self._what == "a chunk is not copied" and self._copies % 4 == 3:
+            return
+        self._real.copy(target, source, stream)
+
+    def gemm(self, x: torch.Tensor, weights: list[torch.Tensor], out: torch.Tensor) -> None:
+        self._products += 1
+        if self.armed and self._what == "a chunk is not multiplied" and self._products % 4 == 2:
+            return
+        if self.armed and self._what == "half the columns are not multiplied":
+            half = out.shape[1] // 2
+            part = torch.empty_like(out[:, :half])
+            self._real.gemm(x, [weight[:, :half] for weight in weights], part)
+            self._real.synchronize()
+            out[:, :half] = part
+            return
+        self._real.gemm(x, weights, out)
+        if self.armed and self._what == "the product is not finite":
+            self._real.synchronize()
+            out[0, 0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("what", "arms"),
+    [
+        ("copy one row short", ("transfer", "transfer_1", "serial", "overlapped")),
+        ("a chunk is not copied", ("transfer", "serial", "overlapped")),
+        ("a chunk is not multiplied", ("compute", "serial", "overlapped")),
+        ("half the columns are not multiplied", ("compute", "compute_1", "serial", "overlapped")),
+        ("the product is not finite", ("compute", "serial", "overlapped")),
+    ],
+)
+def test_wrong_work_fails_its_check(backend: Backend, what: str, arms: tuple[str, ...]) -> None:
+    tampered = Tampering(backend, what)
+    workload = H2DWorkload(case_of(backend), profile_of(backend), tampered)  # type: ignore[arg-type]
+    assert workload.warm_up() is None
+    tampered.armed = True
+    for arm in arms:
+        failed = workload.sample(arm).failed
+        assert failed is not None, arm
+        assert "rows" in failed
+    workload.close()
+
+
+def test_a_sample_whose_gate_leaked_is_dropped(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = workload_of(backend, gate="on", size=64 * MIB)
+    workload.warm_up()
+    monkeypatch.setattr(backend, "pending", lambda event: False)
+    assert workload.sample("overlapped").dropped == "gate leaked"
+    monkeypatch.undo()
+    assert workload.sample("overlapped").dropped is None
+    workload.close()
+
+
+def test_facts_tell_the_fixed_work(backend: Backend) -> None:
+    workload = workload_of(backend, size=8 * MIB)
+    facts = workload.facts
+    plan = workload.plan
+    assert facts["bytes"] == 8 * MIB * plan.repeats
+    assert facts["flops"] == 2 * plan.rows * plan.width * plan.columns * plan.gemms * plan.repeats
+    workload.close()
+
+
+def test_too_many_launches_for_a_gate_are_refused_with_the_reason(backend: Backend) -> None:
+    profile = profile_of(backend)
+    many = {memory: {"1MiB": MAX_GATED_LAUNCHES} for memory in ("pinned", "pageable")}
+    profile = msgspec.structs.replace(profile, h2d=msgspec.structs.replace(profile.h2d, repeats=many))
+    with pytest.raises(Skip, match="behind a gate"):
+        build(case_of(backend, gate="on", size=MIB), profile, backend)
+
+
+def test_a_batch_beyond_memory_is_refused_before_any_is_taken(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "free_bytes", lambda: (1 << 20, 1 << 20))
+    monkeypatch.setattr(backend, "host_tensor", lambda *a, **k: pytest.fail("took memory"))
+    with pytest.raises(Skip, match="GiB of host memory"):
+        workload_of(backend)
+
+
+def test_what_has_no_meaning_is_skipped_with_the_reason(backend: Backend) -> None:
+    axes = {"memory": "pinned"} if backend.kind == "cpu" else {"memory": "pageable", "gate": "on"}
+    with pytest.raises(Skip, match=r"no meaning|never gated"):
+        workload_of(backend, **axes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gate", ["on", "off"])
+@pytest.mark.parametrize(("leave_out", "caught"), [("stream_wait", True), ("", False)])
+def test_on_a_gpu_the_race_needs_no_delay_to_be_caught(leave_out: str, caught: bool, gate: str) -> None:
+    backend = get_backend("cuda")
+    workload = H2DWorkload(
+        case_of(backend, size=256 * MIB, chunks=8, gate=gate),
+        profiles.packaged()["h200"],
+        backend,
+        leave_out=leave_out,
+    )
+    workload.warm_up()
+    found = sum(workload.sample("overlapped").failed is not None for _ in range(100))
+    workload.close()
+    assert found >= 95 if caught else found == 0
