@@ -73,9 +73,12 @@ def _h2d_cuda(profile: Profile, tier: str) -> list[Case]:
         H2D, profile, memory="pinned", stream="default", chunks=8, size=256 * MIB, ratio=1.0, gate="on"
     )
     # What a pageable copy costs depends on the size of a chunk, and no two sizes hide the same share.
-    pageable = {"memory": "pageable", "ratio": 1.0, "gate": "off"}
-    cases += grid(H2D, profile, **pageable, stream="side", chunks=(1, 2, 4, 8, 16), size=64 * MIB)
-    cases += grid(H2D, profile, **pageable, stream=("side", "default"), chunks=4, size=(MIB, 16 * MIB))
+    pageable: tuple[dict[str, Value | Sequence[Value]], ...] = (
+        {"stream": "side", "chunks": (1, 2, 4, 8, 16), "size": 64 * MIB},
+        {"stream": ("side", "default"), "chunks": 4, "size": (MIB, 16 * MIB)},
+    )
+    for axes in pageable:
+        cases += grid(H2D, profile, memory="pageable", **axes, ratio=1.0, gate="off")
     return unique(cases)
 
 

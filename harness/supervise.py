@@ -202,7 +202,7 @@ class _Worker:
     def __init__(self, job: Job) -> None:
         ours, theirs = os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        environment = dict(os.environ, CUDA_MODULE_LOADING="EAGER", PYTHONUNBUFFERED="1")
+        environment = {"CUDA_MODULE_LOADING": "EAGER", **os.environ, "PYTHONUNBUFFERED": "1"}
         # The package may be a checkout that is not installed.
         root = str(Path(__file__).resolve().parent.parent)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))

@@ -22,6 +22,7 @@ def sound(monkeypatch):
     monkeypatch.setattr(doctor, "memlock_bytes", lambda: None)
     monkeypatch.setattr(doctor, "cores", lambda: 16)
     monkeypatch.setattr(doctor, "owners", lambda: ["nvidia-ml-py 13.0"])
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
     monkeypatch.setattr(
         doctor, "checkout", lambda: Checkout("0123456789abcdef0123456789abcdef01234567", False)
     )
