@@ -38,10 +38,10 @@ bench: $(READY)
 	record=$$(find results/records -name '*.json' -newer results/.started | head -n 1); \
 	rm -f results/.started; \
 	case $$code in 0|4) ;; *) exit $$code;; esac; \
-	$(PY) -m harness report "$$record" || exit; \
+	[ -n "$$record" ] || exit $$code; \
 	$(PY) -m harness ingest "$$record"; filed=$$?; \
-	case $$filed in 0|2) ;; *) exit $$filed;; esac; \
-	exit $$code
+	$(PY) -m harness report "$$record" || exit; \
+	case $$filed in 0|2) exit $$code;; *) exit $$filed;; esac
 
 test: EXTRA := dev
 test: $(READY)
@@ -57,14 +57,14 @@ clean:
 python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) here; give PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	{ echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1), overlap needs Python 3.11 or newer; give PYTHON=..." >&2; exit 1; }
+	{ echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1 | head -n 1), overlap needs Python 3.11 or newer; give PYTHON=..." >&2; exit 1; }
 
 $(VENV)/.installed: pyproject.toml constraints.txt | python
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	{ echo "make: $(PYTHON) cannot make virtual environments; install its venv module (Debian, Ubuntu: apt install python3-venv) or give VENV=none" >&2; exit 1; }
 	@echo 'Installing into $(VENV), once; torch is large.'
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # Adds what is missing to the environment there is, and leaves torch and everything else in it alone. A machine

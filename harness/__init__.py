@@ -12,10 +12,12 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     backends, workloads                         how one sample is made and checked; torch lives here
     measure, controls, protocol, worker         one launch: one fresh process, round by round
     calibration                                 the sizes of a new profile
-    supervise, runs                             the parent: starts launches, keeps the record; no torch
+    child, supervise, runs                      the parent: starts launches, keeps the record; no torch
     labels, views, findings                     a record in words
+    progress                                    a run in words, while it lasts
     tables, figures, report, asv_store, doctor  sinks: they render records or facts, and measure nothing
-    cli                                         the one place that parses, prints and exits
+    asv_plugin                                  asv loads it, nothing here does
+    cli, __main__                               the one place that parses, prints and exits
 """
 
 __version__ = "0.1.0"

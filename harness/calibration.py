@@ -4,21 +4,25 @@ The parent asks a child process, which opens the device (`python -m harness.cali
 kind of device. Sizes come from measured times here and never again: every later run takes them from the profile.
 """
 
+import contextlib
+import math
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from harness import profiles
+from harness.backends.base import Backend
 from harness.case import Case
 from harness.devices import Device
-from harness.errors import MeasurementError, Skip, UsageError
+from harness.errors import MeasurementError, OverlapError, Skip
 from harness.families import GIB, H2D, MIB
-from harness.files import write_whole
+from harness.files import check_place, write_whole
 from harness.profiles import H2DSizes, Profile
 from harness.record import safe_name
 from harness.sizes import format_size
@@ -33,33 +37,40 @@ SECONDS = 900
 
 
 def calibrate(name: str, device: Device, output: Path, *, say: Say) -> Profile:
-    """Measure and write the profile `name`; UsageError for a bad name, MeasurementError if the child fails."""
+    """Measure and write the profile `name`.
+
+    UsageError for a bad name or an output that cannot be written, MeasurementError if the child fails.
+    """
     safe_name(name)
+    check_place(output, field="calibrate")  # minutes before there is something to write
     start = profiles.profile_for(device.kind, device.name)
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "harness.calibration", device.kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=dict(os.environ, CUDA_MODULE_LOADING="EAGER", PYTHONPATH=path),
-    )
-    try:
-        tables, _ = child.communicate(msgspec.json.encode(start), SECONDS)
-    except subprocess.TimeoutExpired:
-        raise MeasurementError(f"calibrate: not done after {SECONDS} s; ended") from None
-    finally:
-        child.kill()
-        child.wait()
+    ) as child:
+        try:
+            tables, _ = child.communicate(msgspec.json.encode(start), SECONDS)
+        except subprocess.TimeoutExpired:
+            raise MeasurementError(f"calibrate: not done after {SECONDS} s; ended") from None
+        finally:
+            child.kill()
     if child.returncode:
         raise MeasurementError(f"calibrate: the measuring process ended with exit code {child.returncode}")
+    try:
+        h2d = msgspec.json.decode(tables, type=H2DSizes)
+    except msgspec.DecodeError as error:
+        raise MeasurementError(f"calibrate: the measuring process said no sizes: {error}") from None
     say(f"legs balanced on {device.name}")
     made = msgspec.structs.replace(
         start,
         name=name,
         summary=f"calibrated on {device.name}",
         devices=[device.name],
-        h2d=msgspec.json.decode(tables, type=H2DSizes),
+        h2d=h2d,
     )
     write_whole(output, msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n", field="calibrate")
     return made
@@ -68,40 +79,24 @@ def calibrate(name: str, device: Device, output: Path, *, say: Say) -> Profile:
 def _tables(kind: str, start: Profile, say: Say) -> H2DSizes:
     """Columns that balance copy and compute, and repeats that fill a sample, for every memory and size."""
     from harness.backends import get_backend
-    from harness.workloads.h2d import H2DWorkload
 
     backend = get_backend(kind)
     columns: dict[str, dict[str, int]] = {}
     repeats: dict[str, dict[str, int]] = {}
     for memory in ("pinned", "pageable"):
         for size in SIZES:
+            name = format_size(size)
             try:
-                tried = {"columns": start.h2d.columns[memory]["1MiB"], "repeats": 1}
-                for _ in range(STEPS):
-                    trial = _with(start, memory, tried)
-                    case = Case.of(
-                        H2D, memory=memory, stream="side", chunks=1, size=size, ratio=1.0, gate="off",
-                        profile=trial.key,
-                    )  # fmt: skip
-                    workload = H2DWorkload(case, trial, backend)
-                    copy, compute = (
-                        _median(workload, arm) / tried["repeats"] for arm in ("transfer", "compute")
-                    )
-                    workload.close()
-                    per_sample = max(
-                        1, -(-int(start.sample_ms * 1e3) // max(1, int(min(copy, compute) * 1e3)))
-                    )
-                    step = start.column_step
-                    tried = {
-                        "columns": max(step, round(tried["columns"] * copy / compute / step) * step),
-                        "repeats": per_sample,
-                    }
+                found = _balance(start, memory, size, backend)
             except Skip as reason:
-                say(f"{memory} {format_size(size)}: {reason}")
+                say(f"{memory} {name}: {reason}")
                 continue
-            say(f"{memory} {format_size(size)}: copy {copy:.3f} ms, compute {compute:.3f} ms, {tried}")
-            columns.setdefault(memory, {})[format_size(size)] = tried["columns"]
-            repeats.setdefault(memory, {})[format_size(size)] = tried["repeats"]
+            say(
+                f"{memory} {name}: copy {found.copy_ms:.3f} ms, compute {found.compute_ms:.3f} ms at "
+                f"{found.columns} columns, {found.repeats} in a sample"
+            )
+            columns.setdefault(memory, {})[name] = found.columns
+            repeats.setdefault(memory, {})[name] = found.repeats
     backend.close()
     for memory in ("pinned", "pageable"):  # a memory without meaning here keeps the start's sizes
         columns.setdefault(memory, start.h2d.columns[memory])
@@ -109,13 +104,50 @@ def _tables(kind: str, start: Profile, say: Say) -> H2DSizes:
     return H2DSizes(columns=columns, repeats=repeats)
 
 
-def _with(start: Profile, memory: str, tried: dict[str, int]) -> Profile:
+@dataclass(frozen=True, kw_only=True)
+class _Tried:
+    """One choice of columns: what one pass over a batch took with it, and passes that fill a sample."""
+
+    columns: int
+    repeats: int
+    copy_ms: float
+    compute_ms: float
+
+    @property
+    def off(self) -> float:
+        """How far the legs are from balance, either way."""
+        return abs(math.log(self.compute_ms / self.copy_ms))
+
+
+def _balance(start: Profile, memory: str, size: int, backend: Backend) -> _Tried:
+    """The best choice that was measured. A narrow GEMM can be slower than a wider one, so that the last step, let
+    alone the next one, need not be the best; Skip where the memory has no meaning or the size does not fit."""
+    from harness.workloads.h2d import H2DWorkload
+
+    columns, repeats, step = start.h2d.columns[memory]["1MiB"], 1, start.column_step
+    tried = []
+    for attempt in range(1 + STEPS):
+        trial = _with(start, memory, columns, repeats)
+        case = Case.of(
+            H2D, memory=memory, stream="side", chunks=1, size=size, ratio=1.0, gate="off", profile=trial.key
+        )
+        with contextlib.closing(H2DWorkload(case, trial, backend)) as workload:
+            copy, compute = (_median(workload, arm) / repeats for arm in ("transfer", "compute"))
+        repeats = max(1, math.ceil(start.sample_ms / min(copy, compute)))
+        if not attempt:
+            continue  # a single pass tells how many it takes; what starting it costs is still in its times
+        tried.append(_Tried(columns=columns, repeats=repeats, copy_ms=copy, compute_ms=compute))
+        columns = max(step, round(columns * copy / compute / step) * step)
+    return min(tried, key=lambda choice: choice.off)
+
+
+def _with(start: Profile, memory: str, columns: int, repeats: int) -> Profile:
     """`start` with these numbers for every size of one memory."""
     return msgspec.structs.replace(
         start,
         h2d=H2DSizes(
-            columns={**start.h2d.columns, memory: {"1MiB": tried["columns"]}},
-            repeats={**start.h2d.repeats, memory: {"1MiB": tried["repeats"]}},
+            columns={**start.h2d.columns, memory: {"1MiB": columns}},
+            repeats={**start.h2d.repeats, memory: {"1MiB": repeats}},
         ),
     )
 
@@ -135,9 +167,9 @@ def main() -> int:
 
     try:
         sys.stdout.buffer.write(msgspec.json.encode(_tables(sys.argv[1], start, say)))
-    except UsageError as error:
+    except OverlapError as error:
         say(f"calibrate: {error}")
-        return 2
+        return error.exit_code
     return 0
 
 

@@ -81,7 +81,7 @@ class Integer:
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A number from `low` to `high`; 1.0 is written `1`."""
+    """A number from `low` to `high`; 1.0 is written `1`, and any other so that it reads back as itself."""
 
     name: str
     low: float
@@ -96,7 +96,8 @@ class Number:
         return float(text)
 
     def format(self, value: Value) -> str:
-        return f"{value:g}"
+        short = f"{value:g}"
+        return short if float(short) == value else repr(float(value))
 
     def check(self, value: Value) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high

@@ -6,13 +6,16 @@ or failed, 130 interrupted. Heavy imports wait until a command needs them, so th
 
 import contextlib
 import json
+import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
 import harness
 from harness.errors import OverlapError, UsageError
@@ -21,10 +24,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.record import Record
+    from harness.runs import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 NOTHING_MEASURED, SOME_FAILED, INTERRUPTED = 3, 4, 130
+
+# Columns where nobody says how wide it is, such as a log of CI: room for every column of the tables.
+LOG_WIDTH = 132
+
+# What a resumed run has from its record.
+_PLANNED = ("suites", "tier", "patterns", "device", "launches")
 
 
 def _options(*names: str) -> Callable[[F], F]:
@@ -115,28 +125,33 @@ def list_command(
     "--resume", is_flag=False, flag_value="latest", metavar="[RECORD]",
     help="Go on with an unfinished record: the newest under --results, or this one.",
 )  # fmt: skip
-def run(as_json: bool, resume: str | None, no_controls: bool, **chosen: Any) -> NoReturn:
+@click.pass_context
+def run(
+    context: click.Context, /, as_json: bool, resume: str | None, no_controls: bool, **chosen: Any
+) -> NoReturn:
     """Measure cases and write a record, case by case."""
-    from harness import runs, supervise
+    from harness import progress, runs, supervise
+    from harness import record as records
 
     options = runs.Options(**chosen, controls=not no_controls, command=_command_line())
-    plan, kept, path = runs.resume(options, resume) if resume else runs.prepare(options)
-    stream = _console(stderr=True)
-    stream.print(
-        f"{len(plan.cases)} cases x {plan.launches} on {plan.device.name}, profile {plan.profile.key}"
-    )
-    with _terminated_like_interrupted(), _progress(stream, plan, kept) as watch:
+    if resume:
+        _refuse_planned(context)
+        plan, kept, path = runs.resume(options, resume)
+    else:
+        plan, kept, path = runs.prepare(options)
+    records.write(path, kept)  # A store that cannot be written is found before anything is said.
+    with _terminated_like_interrupted(), progress.live(_console(stderr=True), plan, kept) as watch:
         try:
             supervise.run(plan, kept, path, watch)
         except KeyboardInterrupt:
             done = f"{len(kept.cases)} of {len(plan.cases)} cases are in {path}"
-            raise _Interrupted(f"interrupted: {done}; go on with: overlap run --resume {path}") from None
+            raise _Interrupted(f"interrupted: {done}; go on with: {_go_on(options, path)}") from None
     if as_json:
         _print_json(_run_summary(kept, path))
     else:
         _show(kept)
-        click.echo(f"record: {path}")
-    sys.exit(_exit_code(kept))
+        _say(f"record: {path}")
+    context.exit(_exit_code(kept))
 
 
 @cli.command()
@@ -167,12 +182,13 @@ def report(record: Path, output: Path | None, results: Path) -> None:
     kept = records.read(record)
     output = output or results / "reports" / kept.machine.name / f"{record.stem}.html"
     write_report(kept, output)
-    click.echo(f"report: {output}")
+    _say(f"report: {output}")
 
 
 @cli.command()
 @_options("device", "json")
-def doctor(device: str, as_json: bool) -> NoReturn:
+@click.pass_context
+def doctor(context: click.Context, /, device: str, as_json: bool) -> NoReturn:
     """Say what is here, what will be skipped and what will spoil overlap. Reads only; exit code 3 if nothing can
     be measured."""
     from harness import devices
@@ -196,7 +212,7 @@ def doctor(device: str, as_json: bool) -> NoReturn:
             )
             if found.remedy:
                 console.print(Text(f"     {found.remedy}"))
-    sys.exit(0 if examination.healthy(findings) else NOTHING_MEASURED)
+    context.exit(0 if examination.healthy(findings) else NOTHING_MEASURED)
 
 
 @cli.command()
@@ -218,7 +234,7 @@ def calibrate(name: str, output: Path | None, force: bool, device: str) -> None:
     written = calibration.calibrate(
         name, devices.detect(device), output, say=lambda text: click.echo(text, err=True)
     )
-    click.echo(f"profile {written.key}: {output}")
+    _say(f"profile {written.key}: {output}")
 
 
 @cli.command()
@@ -233,28 +249,22 @@ def ingest(record: Path, config: Path, append: bool, accept_dirty: bool) -> None
     """Hand a record to asv with asv's own commands, and print them."""
     from harness import asv_store
 
-    click.echo(str(asv_store.ingest(record, config=config, append=append, accept_dirty=accept_dirty)))
+    _say(str(asv_store.ingest(record, config=config, append=append, accept_dirty=accept_dirty)))
 
 
 def main() -> NoReturn:
     """Entry point: a user's mistake is one line on stderr and an exit code, never a traceback."""
     try:
-        cli.main(standalone_mode=False)
+        sys.exit(cli.main(standalone_mode=False))
     except OverlapError as error:
         _fail(str(error), error.exit_code)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2
+            error.show()
+            sys.exit(error.exit_code)
+        _fail(_one_line(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output went away; Python would complain once more at exit.
-        with contextlib.suppress(OSError):
-            sys.stdout = open("/dev/null", "w")  # noqa: SIM115
-        sys.exit(0)
-    sys.exit(0)
 
 
 class _Interrupted(OverlapError):
@@ -266,19 +276,74 @@ def _fail(text: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _one_line(error: click.ClickException) -> str:
+    """What click has to say about the arguments, and where to read on."""
+    text = " ".join(error.format_message().split())
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = f" {context.info_name}" if context is not None and context.parent is not None else ""
+    return f"{text.rstrip('.')}; see overlap{command} --help"
+
+
+def _refuse_planned(context: click.Context) -> None:
+    """A resumed run measures what its record says: an option that would change nothing is a mistake."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if parameter.name in _PLANNED and given:
+            raise UsageError(
+                f"{parameter.opts[0]}: a resumed run keeps the plan of its record; leave this out, or begin a new run"
+            )
+
+
 def _command_line() -> tuple[str, ...]:
     """The arguments as given, with paths of this machine left out."""
-    return tuple("(path)" if "/" in word and not word.startswith("--") else word for word in sys.argv[1:])
+    words = []
+    for word in sys.argv[1:]:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        words.append(option + equals + ("(path)" if os.sep in value else value))
+    return tuple(words)
+
+
+def _go_on(options: "Options", path: Path) -> str:
+    """The command that goes on with an interrupted run; what is not in the record is in its options."""
+    words = ["overlap", "run", "--resume", str(path)]
+    for name, value in (("commit", options.commit), ("profile", options.profile), ("target", options.target)):
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words if options.controls else [*words, "--no-controls"])
 
 
 def _console(*, stderr: bool = False) -> "Console":
+    """A console that shows text as it is, never as markup."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+    class Patient(Console):
+        def on_broken_pipe(self) -> None:
+            """A reader that went away ends nothing: a run goes on without being watched."""
+            self.quiet = True
+            _to_nowhere(sys.stderr if stderr else sys.stdout)
+
+    made = Patient(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = LOG_WIDTH
+    return made
+
+
+def _say(text: str) -> None:
+    """Print to stdout, whether or not anybody is left to read it."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        _to_nowhere(sys.stdout)
+
+
+def _to_nowhere(stream: IO[str]) -> None:
+    """Let what is written to `stream` vanish, or Python would complain once more at its exit."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=1))
+    _say(json.dumps(value, indent=1))
 
 
 def _show(kept: "Record") -> None:
@@ -289,7 +354,7 @@ def _show(kept: "Record") -> None:
         if table is not None:
             console.print(table)
     for line in tables.summary_lines(kept):
-        console.print(line, markup=False)
+        console.print(line, soft_wrap=not console.is_terminal)
 
 
 def _run_summary(kept: "Record", path: Path) -> dict[str, Any]:
@@ -337,53 +402,3 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _progress(console: "Console", plan: Any, kept: "Record") -> Iterator[Callable[[Any, int], None]]:
-    """A live line on a terminal, a line per finished case elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from harness import protocol
-
-    total = len(plan.cases) * plan.launches
-    names = _short_names(plan)
-    with Progress(
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("opening the device", total=total)
-        finished = 0
-
-        def watch(event: Any, launch: int) -> None:
-            nonlocal finished
-            if isinstance(event, protocol.Ready):
-                bar.update(task, description="controls")
-            elif isinstance(event, protocol.ControlDone) and not event.control.passed:
-                console.print(f"control failed: {event.control.name}", style="bold red")
-            elif isinstance(event, protocol.Begin):
-                bar.update(task, description=names[event.key])
-            elif isinstance(event, protocol.Progress):
-                bar.update(task, description=f"{names[event.key]}  {event.rounds} rounds")
-            elif isinstance(event, protocol.Done):
-                finished += 1
-                bar.update(task, completed=finished)
-                if not console.is_terminal or event.status in ("invalid", "error"):
-                    reason = f": {event.reason}" if event.reason else ""
-                    console.print(
-                        f"[{finished}/{total}] {names[event.key]}: {event.status}{reason}", markup=False
-                    )
-
-        yield watch
-
-
-def _short_names(plan: Any) -> dict[str, str]:
-    from harness.labels import short_names
-
-    names = short_names(plan.cases)
-    return {case.key: names[case.key] for case in plan.cases}

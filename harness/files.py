@@ -1,5 +1,6 @@
 """Writing a file in one step."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -29,3 +30,17 @@ def write_whole(path: Path, data: bytes, *, field: str) -> None:
     finally:
         if partial is not None:
             Path(partial).unlink(missing_ok=True)
+
+
+def check_place(path: Path, *, field: str) -> None:
+    """UsageError, naming `field`, if nothing can be written to `path`; writes nothing itself."""
+    there = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    reason = None
+    if not there.is_dir():
+        reason = errno.ENOTDIR
+    elif not os.access(there, os.W_OK | os.X_OK):
+        reason = errno.EACCES
+    elif path.is_dir():
+        reason = errno.EISDIR
+    if reason is not None:
+        raise UsageError(f"{field}: cannot write {path}: {os.strerror(reason)}")

@@ -226,6 +226,11 @@ def samples(record: Record) -> Finding:
     timed = sum(launch.timed_s for launch in launches)
     if record.run.seconds > 0 and timed > 0:
         text += f"; timed work fills {percent(timed / record.run.seconds)} of {number(record.run.seconds)} s"
+    made = sum(len(seen.arms) for launch in launches for rank in launch.ranks for seen in rank.rounds)
+    sampling = sum(float(launch.checks.get("sampling_s") or 0.0) for launch in launches)
+    if made and sampling > timed > 0:
+        # What the harness adds to a sample outside its timed region: filling, conditioning, checking.
+        text += f", and {number((sampling - timed) / made * 1e3)} ms around each sample prepare and check it"
     return Finding(text)
 
 

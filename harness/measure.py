@@ -15,8 +15,10 @@ from harness.workloads.base import Workload
 
 HEADLINE = "overlapped"
 
-# A case whose rounds are mostly void ends; the reason says so.
-MAX_DROPPED_SHARE = 0.5
+# A case whose rounds are mostly void ends, and says so: after this many of them, or when it has had its time (a gate
+# that times out takes ten seconds a sample).
+MAX_VOID_SHARE = 0.5
+MAX_VOID = 10
 
 
 @dataclass
@@ -44,6 +46,11 @@ def measure(
     """Sample `workload` round by round until `rule` says stop, a check fails, or most rounds are void.
 
     A round in which one sample is void (a leaked gate) is left out whole, so that the arms stay balanced.
+
+    Args:
+        allocations: how often device memory was taken so far; sampling must not change it.
+        clock: monotonic seconds.
+        on_round: called with the rounds so far after every one, a void one included, as a sign of life.
     """
     result = Measured()
     orders = balanced_orders(workload.arms)
@@ -55,18 +62,21 @@ def measure(
             result.failed = f"check failed: {failed}"
         else:
             _one_round(workload, orders[0], Measured(), clock, began, result)
+            on_round(0)
         taken = allocations()
         began = clock()
         attempts = 0
         while not result.failed and not result.stop:
             done = _one_round(workload, orders[attempts % len(orders)], result, clock, began, result)
             attempts += 1
+            elapsed = clock() - began
             if done:
-                result.stop = rule.decide([r.arms[HEADLINE] for r in result.rounds], clock() - began) or ""
-                on_round(len(result.rounds))
+                result.stop = rule.decide([r.arms[HEADLINE] for r in result.rounds], elapsed) or ""
             voids = attempts - len(result.rounds)
-            if not result.failed and voids > 10 and voids > MAX_DROPPED_SHARE * attempts:
+            enough = voids > MAX_VOID or elapsed >= rule.limit_s
+            if not result.failed and enough and voids > MAX_VOID_SHARE * attempts:
                 result.failed = f"{voids} of {attempts} rounds are void: " + _counts(result.dropped)
+            on_round(len(result.rounds))
         result.wall_s = clock() - began
         result.checks["driver_allocations"] = allocations() - taken
     if not result.failed and result.checks["driver_allocations"]:

@@ -12,6 +12,9 @@ from harness.errors import UsageError
 from harness.profiles import Profile
 from harness.sizes import format_size, parse_size
 
+# Rows of the pool that harness/workloads/h2d.py widens to float32 at a time.
+WIDENED_ROWS = 1 << 14
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -31,7 +34,8 @@ class Layout:
 class H2DPlan:
     """One sample of an h2d case: `repeats` batches of (rows, width), each row in `gemms` products of `columns`.
 
-    pool_batches: batches in host memory, taken in turn. split, whole: the layouts in n chunks and in one.
+    pool_batches: batches in host memory (pinned or not), taken in turn. split, whole: the layouts in n chunks and
+    in one.
     """
 
     rows: int
@@ -43,6 +47,7 @@ class H2DPlan:
     split: Layout
     whole: Layout
     element_bytes: int
+    pinned: bool
 
     @property
     def flops(self) -> float:
@@ -66,15 +71,20 @@ class H2DPlan:
     @property
     def host_bytes(self) -> int:
         """Host memory; a pinned pool is rounded up to a power of two by torch's allocator."""
-        return 1 << (self.pool_batches * self.rows * self.width * self.element_bytes - 1).bit_length()
+        pool = self.pool_batches * self.rows * self.width * self.element_bytes
+        return 1 << (pool - 1).bit_length() if self.pinned else pool
 
     @property
     def device_bytes(self) -> int:
         """Device memory at the highest point, checks included."""
-        inputs = (self.pool_batches * self.rows + 2 * self.ring_rows + self.gemms * self.columns) * self.width
+        pool_rows = self.pool_batches * self.rows
+        inputs = (pool_rows + 2 * self.ring_rows + self.gemms * self.columns) * self.width
         outputs = (self.repeats * self.rows + self.burn_rows) * self.columns
-        in_float32 = 2 * self.columns * self.width * 4 + 64 * 1024 * self.width
-        return (inputs + outputs) * self.element_bytes + in_float32
+        # Weights, and the pool block by block, are widened to float32 to know the products beforehand; a chunk is
+        # compared with its source element by element. One such piece is alive at a time.
+        widened = 4 * max(self.columns, min(pool_rows, WIDENED_ROWS)) if self.element_bytes < 4 else 0
+        compared = self.whole.longest
+        return (inputs + outputs) * self.element_bytes + max(widened, compared) * self.width
 
 
 def plan_h2d(case: Case, profile: Profile) -> H2DPlan:
@@ -109,6 +119,7 @@ def plan_h2d(case: Case, profile: Profile) -> H2DPlan:
         split=layout(chunks, all_at_once=case.word("issue") == "copies-first"),
         whole=layout(1, all_at_once=False),
         element_bytes=profile.element_bytes,
+        pinned=memory == "pinned",
     )
 
 

@@ -3,18 +3,26 @@
 Events go over a pipe of their own, so that whatever a library prints cannot garble them.
 """
 
-from typing import Any
+import re
+from typing import Any, Literal
 
 import msgspec
 
 from harness.profiles import Profile
 from harness.record import Control, Launch
 
+# record.STATUSES, so that a worker cannot say another word.
+Status = Literal["ok", "unsettled", "skipped", "invalid", "error"]
+
+_PATH = re.compile(r"(?<![^\s'\"`(\[{<=:,])(?:~|\.{1,2})?/(?!/)[^\s'\"`()\[\]{}<>:,]+")
+_LONGEST = 300
+
 
 class Job(msgspec.Struct, kw_only=True):
     """One launch: the cases in order, on one device, with the controls first.
 
-    seconds: when the whole launch should end; a case begun before then gets its first look all the same.
+    seconds: when the whole launch should end, from the worker's start; a case begun before then gets its first
+    look all the same.
     """
 
     device: str
@@ -49,19 +57,23 @@ class Begin(msgspec.Struct, tag="begin", kw_only=True):
 
 
 class Progress(msgspec.Struct, tag="progress", kw_only=True):
-    """Rounds so far, and the time of the headline arm in the last one, ms."""
+    """Rounds so far."""
 
     key: str
     rounds: int
 
 
 class Done(msgspec.Struct, tag="done", kw_only=True):
-    """One case of this launch, with the status this launch gives it."""
+    """One case of this launch, with the status this launch gives it.
+
+    out_of_time: skipped because the time budget was used up, so that a later launch may still measure it.
+    """
 
     key: str
-    status: str
+    status: Status
     reason: str
     launch: Launch | None
+    out_of_time: bool = False
 
 
 class Failed(msgspec.Struct, tag="failed", kw_only=True):
@@ -73,3 +85,10 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
 Event = Ready | ControlDone | Begin | Progress | Done | Failed
 EVENTS = msgspec.json.Decoder(Event)
 JOBS = msgspec.json.Decoder(Job)
+
+
+def reason(text: str) -> str:
+    """`text` as a record may keep it: one line, of printable characters, without paths of this machine."""
+    line = " ".join("".join(mark if mark.isprintable() else " " for mark in text).split())
+    line = _PATH.sub("(path)", line)
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."

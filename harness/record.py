@@ -8,9 +8,9 @@ Reading validates every field; nothing read from a record is ever executed.
 """
 
 import datetime
-import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,20 +180,90 @@ def safe_name(name: str) -> str:
 
 
 def dumps(record: Record) -> bytes:
-    """The record as strict JSON: a non-finite number becomes null."""
-    return (
-        json.dumps(_finite(msgspec.to_builtins(record)), allow_nan=False, separators=(",", ":")).encode()
-        + b"\n"
+    """The record as strict JSON, which `loads` reads back.
+
+    A non-finite number becomes null. Where null is not allowed the entry is left out (a metric, the time of an
+    arm), or stands at its default: readers take what is missing for unknown.
+    """
+    run = msgspec.structs.replace(
+        record.run,
+        seconds=_finite(record.run.seconds),
+        spent={launch: _known(spent) for launch, spent in record.run.spent.items()},
+    )
+    controls = [
+        msgspec.structs.replace(
+            control, low=_finite(control.low, -_LARGEST), high=_finite(control.high, _LARGEST)
+        )
+        for control in record.controls
+    ]
+    whole = msgspec.structs.replace(
+        record, run=run, controls=controls, cases=[_writable(case) for case in record.cases]
+    )
+    try:
+        data = msgspec.json.encode(whole)
+    except UnicodeEncodeError:
+        # A word of the command line or of the environment that is not UTF-8.
+        data = msgspec.json.encode(_unicode(msgspec.to_builtins(whole)))
+    return data + b"\n"
+
+
+_LARGEST = sys.float_info.max
+
+
+def _finite(value: float, otherwise: float = 0.0) -> float:
+    return value if abs(value) <= _LARGEST else otherwise
+
+
+def _known(times: dict[str, float]) -> dict[str, float]:
+    """Without the entries that are not finite; a record has many of these, and nearly all are whole."""
+    if all(map(math.isfinite, times.values())):
+        return times
+    return {name: value for name, value in times.items() if math.isfinite(value)}
+
+
+def _writable(case: CaseResult) -> CaseResult:
+    """A copy in which every number that must be there is finite."""
+    return msgspec.structs.replace(
+        case,
+        params={
+            name: value
+            for name, value in case.params.items()
+            if not isinstance(value, float) or math.isfinite(value)
+        },
+        metrics={name: metric for name, metric in case.metrics.items() if math.isfinite(metric.value)},
+        launches=[
+            msgspec.structs.replace(
+                launch,
+                wall_s=_finite(launch.wall_s),
+                timed_s=_finite(launch.timed_s),
+                ranks=[
+                    msgspec.structs.replace(rank, rounds=[_writable_round(r) for r in rank.rounds])
+                    for rank in launch.ranks
+                ],
+            )
+            for launch in case.launches
+        ],
     )
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+def _writable_round(round: Round) -> Round:
+    return Round(
+        order=round.order,
+        arms=_known(round.arms),
+        host=_known(round.host),
+        spans=_known(round.spans),
+        start=_finite(round.start),
+    )
+
+
+def _unicode(value: Any) -> Any:
+    """`value` with every character that UTF-8 cannot write as a question mark."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {_unicode(key): _unicode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_unicode(item) for item in value]
     return value
 
 
@@ -201,6 +271,8 @@ def loads(data: bytes, *, source: str = "record") -> Record:
     """The record in `data`; RecordError says what is wrong and where."""
     try:
         head = msgspec.json.decode(data, type=_Head)
+        if head.schema < 1:
+            raise RecordError(f"{source}: schema: got {head.schema}, want 1 to {SCHEMA}")
         if head.schema > SCHEMA:
             raise RecordError(
                 f"{source}: schema {head.schema} is newer than this program reads ({SCHEMA}); update overlap"
@@ -210,13 +282,18 @@ def loads(data: bytes, *, source: str = "record") -> Record:
         raise RecordError(f"{source}: not a readable record: {error}") from None
     except RecursionError:
         raise RecordError(f"{source}: not a readable record: nested too deeply") from None
-    safe_name(record.machine.name)
+    try:
+        safe_name(record.machine.name)
+    except UsageError as error:
+        raise RecordError(f"{source}: {error}") from None
+    if re.fullmatch(r"[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z", record.run.time) is None:
+        raise RecordError(f"{source}: run.time: got {record.run.time!r}, want UTC, as 2026-11-30T08:00:00Z")
     if re.fullmatch(r"[0-9a-f]{7,40}|none", record.run.commit) is None:
         raise RecordError(f"{source}: run.commit: got {record.run.commit!r}, want 7 to 40 hex digits or none")
     for case in record.cases:
         if case.status not in STATUSES:
             raise RecordError(
-                f"{source}: {case.key}: got status {case.status!r}, want one of {', '.join(STATUSES)}"
+                f"{source}: {case.key!r}: got status {case.status!r}, want one of {', '.join(STATUSES)}"
             )
     return record
 

@@ -7,10 +7,9 @@ import base64
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-from matplotlib.figure import Figure
 
 from harness import __version__, figures, findings
 from harness.files import write_whole
@@ -18,6 +17,9 @@ from harness.labels import clean, number, ratio, short_names, with_interval, wit
 from harness.metrics import METRICS
 from harness.record import CaseResult, Record
 from harness.views import MEMORIES, STREAMS, Curve, chunk_curves, metric, model, overlap_grid, remarks, value
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_report(record: Record, path: Path) -> None:
@@ -55,7 +57,7 @@ def render(record: Record) -> str:
     )
 
 
-def _image(figure: Figure | None) -> str | None:
+def _image(figure: "Figure | None") -> str | None:
     """The figure as a data URI: an image can neither run anything nor clash with the page's own ids."""
     if figure is None:
         return None

@@ -1,17 +1,21 @@
 """From the options of `overlap run` to a plan and the record it fills, with every refusal before the first write."""
 
+import math
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness import METHOD_VERSION, devices, host, machine, profiles, record, source, suites
 from harness.case import Case
+from harness.comparable import comparable
 from harness.devices import Device
-from harness.errors import UsageError
+from harness.errors import RecordError, UsageError
 from harness.families import FAMILIES
 from harness.plans import plan_h2d, shortage
 from harness.record import Record, Run
 from harness.supervise import Plan
-from harness.telemetry import Nvml
+from harness.telemetry import Nvml, same_uuid
 
 LATEST = "latest"
 
@@ -40,8 +44,9 @@ def prepare(options: Options) -> tuple[Plan, Record, Path]:
     device = devices.detect(options.device)
     profile = profile_of(options.profile, device)
     cases = suites.select(options.suites, options.tier, profile, options.patterns)
-    named = {pattern for pattern in options.patterns if not set("*?") & set(pattern)}
-    _check_cases(cases, profile, device, insist=bool(named))
+    whole = [pattern for pattern in options.patterns if not set("*?") & set(pattern)]
+    named = suites.select(options.suites, options.tier, profile, whole) if whole else []
+    _check_cases(cases, profile, device, named)
     name = record.safe_name(options.machine or devices.default_machine_name(device, profile.name))
     commit, dirty = source.commit(None, options.commit)
     run = Run(
@@ -54,7 +59,66 @@ def prepare(options: Options) -> tuple[Plan, Record, Path]:
         launches=options.launches,
         planned=[case.key for case in cases],
     )
-    kept = Record(
+    kept = _empty(run, device, name)
+    path = record.record_path(options.results, kept)
+    while path.exists():  # A record is named by the second it was begun in.
+        time.sleep(0.05)
+        run.time = record.utc_now()
+        path = record.record_path(options.results, kept)
+    return _plan(options, cases, profile, device, options.launches), kept, path
+
+
+def resume(options: Options, which: str) -> tuple[Plan, Record, Path]:
+    """The plan and record of an unfinished run: the newest one under `results`, or the one in a file.
+
+    Cases that ended in an error are taken out, to be measured anew. UsageError where the run was begun on another
+    commit, machine, software or method: the samples would not be comparable.
+    """
+    path = _newest_unfinished(options) if which == LATEST else Path(which)
+    kept = record.read(path)
+    if kept.run.finished:
+        raise UsageError(f"resume: {path} is finished; begin a new run")
+    device = devices.detect(kept.machine.device)
+    commit = source.commit(None, options.commit)
+    _check_same("commit", path, _commit_words(kept.run.commit, kept.run.dirty), _commit_words(*commit))
+    uuid = kept.machine.gpu.get("uuid")
+    if not same_uuid(uuid, device.uuid):
+        _check_same("GPU", path, str(uuid or "of no known UUID"), str(device.uuid or "of no known UUID"))
+    hard, _ = comparable(kept, _empty(kept.run, device, kept.machine.name))
+    for difference in hard:
+        _check_same(difference.key.rpartition(".")[2], path, str(difference.a), str(difference.b))
+    cases = [Case.parse(key, FAMILIES) for key in kept.run.planned]
+    if not cases:
+        raise UsageError(f"resume: {path} names no planned case")
+    profile = _profile_of_key(options.profile, cases[0].word("profile"))
+    _check_cases(cases, profile, device, ())
+    kept.cases = [case for case in kept.cases if case.status != "error"]
+    return _plan(options, cases, profile, device, kept.run.launches), kept, path
+
+
+def _check_same(field: str, path: Path, theirs: str, ours: str) -> None:
+    if theirs != ours:
+        raise UsageError(f"resume: {path} was begun with {field} {theirs}, this is {ours}; begin a new run")
+
+
+def _commit_words(commit: str, dirty: bool | None) -> str:
+    return f"{commit}+dirty" if dirty else commit
+
+
+def _profile_of_key(given: str | None, key: str) -> profiles.Profile:
+    """The profile given, else the packaged one of that key."""
+    if given:
+        return profiles.load_profile(given)
+    try:
+        return profiles.load_profile(key)
+    except UsageError:
+        raise UsageError(
+            f"resume: its profile {key} is none of this program's; give its file with --profile"
+        ) from None
+
+
+def _empty(run: Run, device: Device, name: str) -> Record:
+    return Record(
         schema=record.SCHEMA,
         method=METHOD_VERSION,
         run=run,
@@ -62,39 +126,6 @@ def prepare(options: Options) -> tuple[Plan, Record, Path]:
         software=machine.software(),
         environment=machine.environment(),
     )
-    return (
-        _plan(options, cases, profile, device, options.launches),
-        kept,
-        record.record_path(options.results, kept),
-    )
-
-
-def resume(options: Options, which: str) -> tuple[Plan, Record, Path]:
-    """The plan and record of an unfinished run: the newest one under `results`, or the one in a file.
-
-    UsageError where it was begun on another commit, device or method: its samples would not be comparable.
-    """
-    path = _newest_unfinished(options) if which == LATEST else Path(which)
-    kept = record.read(path)
-    if kept.run.finished:
-        raise UsageError(f"resume: {path} is finished; nothing is left to measure")
-    device = devices.detect(kept.machine.device)
-    commit, _ = source.commit(None, options.commit)
-    uuid = kept.machine.gpu.get("uuid")
-    for field, theirs, ours in (
-        ("commit", kept.run.commit, commit),
-        ("method", kept.method, METHOD_VERSION),
-        ("GPU", uuid, device.uuid if uuid else None),
-    ):
-        if theirs != ours:
-            raise UsageError(
-                f"resume: {path} was begun with {field} {theirs}, this is {ours}; begin a new run"
-            )
-    cases = [Case.parse(key, FAMILIES) for key in kept.run.planned]
-    if not cases:
-        raise UsageError(f"resume: {path} names no planned case")
-    profile = profile_of(options.profile or cases[0].word("profile"), device)
-    return _plan(options, cases, profile, device, kept.run.launches), kept, path
 
 
 def profile_of(name: str | None, device: Device) -> profiles.Profile:
@@ -105,6 +136,10 @@ def profile_of(name: str | None, device: Device) -> profiles.Profile:
 def _plan(
     options: Options, cases: list[Case], profile: profiles.Profile, device: Device, launches: int
 ) -> Plan:
+    for name, given in (("budget", options.seconds), ("target", options.target)):
+        # What is no number lies in no range, and outside of none.
+        if given is not None and not (math.isfinite(given) and given > 0):
+            raise UsageError(f"{name}: got {given:g}, want a finite number above 0")
     return Plan(
         cases=cases,
         profile=profile,
@@ -116,19 +151,20 @@ def _plan(
     )
 
 
-def _check_cases(cases: list[Case], profile: profiles.Profile, device: Device, *, insist: bool) -> None:
-    """Every case must fit its profile; one asked for by name must also fit in memory."""
+def _check_cases(cases: list[Case], profile: profiles.Profile, device: Device, named: Iterable[Case]) -> None:
+    """Every case must fit its profile; those in `named`, asked for one by one, must fit in memory too."""
     for case in cases:
         if case.word("profile") != profile.key:
             raise UsageError(
                 f"case: {case.key} is of profile {case.word('profile')}, this run uses {profile.key}"
             )
-        plan = plan_h2d(case, profile)
-        if insist:
-            free_host, free_device = free_memory(device)
-            short = shortage(plan, device.kind, free_host=free_host, free_device=free_device)
-            if short is not None:
-                raise UsageError(f"h2d: size: {short}; choose a smaller size than in {case.key}")
+        plan_h2d(case, profile)
+    free: tuple[int | None, int | None] | None = None
+    for case in named:
+        free = free or free_memory(device)
+        short = shortage(plan_h2d(case, profile), device.kind, free_host=free[0], free_device=free[1])
+        if short is not None:
+            raise UsageError(f"h2d: size: {short}; choose a smaller size than in {case.key}")
 
 
 def free_memory(device: Device) -> tuple[int | None, int | None]:
@@ -144,7 +180,13 @@ def free_memory(device: Device) -> tuple[int | None, int | None]:
 
 def _newest_unfinished(options: Options) -> Path:
     folder = options.results / "records"
+    unreadable = ""
     for path in sorted(folder.glob("*/*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
-        if options.machine in (None, path.parent.name) and not record.read(path).run.finished:
-            return path
-    raise UsageError(f"resume: no unfinished record under {folder}; give its path")
+        if options.machine not in (None, path.parent.name):
+            continue
+        try:
+            if not record.read(path).run.finished:
+                return path
+        except RecordError as error:
+            unreadable = f" that can be read ({error})"
+    raise UsageError(f"resume: no unfinished record under {folder}{unreadable}; give its path")

@@ -5,7 +5,7 @@ import re
 from harness.errors import UsageError
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_PATTERN = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB)")
+_PATTERN = re.compile(r"([0-9]{1,18})\s*(B|KiB|MiB|GiB)")
 
 
 def parse_size(text: str, *, field: str = "size") -> int:

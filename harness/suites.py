@@ -57,9 +57,9 @@ def _h2d_cuda(profile: Profile, tier: str) -> list[Case]:
     cases += grid(H2D, profile, **pinned, chunks=CHUNKS, size=512 * MIB, ratio=1.0, gate="on")
     if tier == "quick":
         return unique(cases)
-    cases += grid(H2D, profile, **pinned, chunks=CHUNKS, size=256 * MIB, ratio=1.0, gate="on")
-    cases += grid(H2D, profile, **pinned, chunks=(1, 2, 16, 64), size=256 * MIB, ratio=1.0, gate="off")
-    cases += grid(H2D, profile, **pinned, chunks=8, size=(64 * MIB, GIB), ratio=1.0, gate="on")
+    cases += grid(H2D, profile, **pinned, chunks=(1, 4, 16, 64), size=256 * MIB, ratio=1.0, gate="off")
+    cases += grid(H2D, profile, **pinned, chunks=8, size=(64 * MIB, 256 * MIB, GIB), ratio=1.0, gate="on")
+    cases += grid(H2D, profile, **pinned, chunks=(1, 2), size=64 * MIB, ratio=1.0, gate="on")
     cases += grid(
         H2D, profile, **pinned, chunks=8, ratio=1.0, gate="off",
         size=(MIB, 4 * MIB, 16 * MIB, 64 * MIB, 512 * MIB),
@@ -74,7 +74,7 @@ def _h2d_cuda(profile: Profile, tier: str) -> list[Case]:
     )
     # What a pageable copy costs depends on the size of a chunk, and no two sizes hide the same share.
     pageable: tuple[dict[str, Value | Sequence[Value]], ...] = (
-        {"stream": "side", "chunks": (1, 2, 4, 8, 16), "size": 64 * MIB},
+        {"stream": "side", "chunks": (1, 4, 8, 16), "size": 64 * MIB},
         {"stream": ("side", "default"), "chunks": 4, "size": (MIB, 16 * MIB)},
     )
     for axes in pageable:

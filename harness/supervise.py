@@ -3,32 +3,18 @@
 This process imports no torch and opens no device, so no fault in a case can take the record with it.
 """
 
-import contextlib
-import os
-import select
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import msgspec
 
 from harness import machine, metrics, record
 from harness.case import Case
+from harness.child import Child
 from harness.devices import Device
 from harness.profiles import Profile
-from harness.protocol import EVENTS, Begin, ControlDone, Done, Event, Failed, Job, Ready
+from harness.protocol import Begin, ControlDone, Done, Event, Job, Ready
 from harness.record import CaseResult, Record
-
-# A worker that says nothing for this long, beyond what its case may take, hangs.
-SILENCE_S = 120.0
-
-# From the end of its last event to the end of the process.
-END_S = 20.0
 
 # Workers started for one launch before what is left of it is given up.
 MAX_STARTS = 5
@@ -52,130 +38,194 @@ class Plan:
 def run(plan: Plan, kept: Record, path: Path, watch: Watch = lambda event, launch: None) -> Record:
     """Measure what `kept` still lacks of `plan`; the record is written to `path` after every case.
 
+    Args:
+        watch: called with every event and the launch it is of, once the record holds what the event brought.
+
     Raises UsageError when the record cannot be written. Whatever happens to a worker ends in a labelled case.
     On KeyboardInterrupt the worker is stopped and the record keeps every finished case.
     """
-    began = time.monotonic()
-    earlier = kept.run.seconds
-
-    def keep() -> None:
-        kept.run.seconds = round(earlier + time.monotonic() - began, 3)
-        record.write(path, kept)
-
-    record.write(path, kept)
-    for launch in range(plan.launches):
-        waiting = _lacking(plan, kept, launch)
-        if waiting:
-            _launch(plan, kept, launch, waiting, keep, watch, began)
-    _condemn(kept)
-    metrics.derive_curves(kept)
-    kept.run.finished = True
-    keep()
-    return kept
+    return _Run(plan, kept, path, watch).run()
 
 
-def _lacking(plan: Plan, kept: Record, launch: int) -> list[Case]:
-    """The cases without this launch; a case skipped because it has no meaning here is not asked again."""
+def lacking(plan: Plan, kept: Record, launch: int) -> list[Case]:
+    """The cases to measure in this launch: those that `kept` has no samples of from it.
+
+    A case that was skipped has no meaning here, and one that ended in an error stays an error: neither is asked
+    again.
+    """
     known = {case.key: case for case in kept.cases}
     return [
         case
         for case in plan.cases
         if case.key not in known
         or (
-            known[case.key].status != "skipped"
+            known[case.key].status not in ("skipped", "error")
             and all(found.index != launch for found in known[case.key].launches)
         )
     ]
 
 
-def _launch(
-    plan: Plan,
-    kept: Record,
-    launch: int,
-    waiting: list[Case],
-    keep: Callable[[], None],
-    watch: Watch,
-    began: float,
-) -> None:
-    """One launch: one worker, or further ones for the cases left when a worker dies."""
-    controls = plan.controls
-    for _ in range(MAX_STARTS):
-        job = _job(plan, launch, waiting, controls, time.monotonic() - began)
-        current = None
-        spent: dict[str, float] = {}
-        with _Worker(job) as worker:
-            for event in worker.events():
-                watch(event, launch)
-                if isinstance(event, Ready):
-                    controls = False
-                    machine.merge(kept.machine, kept.software, event.facts)
-                    spent = kept.run.spent.setdefault(str(launch), {})
-                    spent |= {"open_s": event.open_s, "launch_canary_us": event.canary_us}
-                elif isinstance(event, ControlDone):
-                    kept.controls.append(event.control)
-                    spent["controls_s"] = round(spent.get("controls_s", 0.0) + event.seconds, 3)
-                elif isinstance(event, Begin):
-                    current = event.key
-                elif isinstance(event, Done):
-                    current = None
-                    waiting = [case for case in waiting if case.key != event.key]
-                    _merge(kept, _case(plan, event.key), launch, event)
-                    keep()
-            reason = worker.end()
-        if not waiting:
-            return
-        # It ended before its job did. Blame the case it was in and go on with the others; a worker that got to
-        # no case at all will not get further the next time.
-        blamed = [case for case in waiting if case.key == current] or waiting
-        for case in blamed:
-            _merge(kept, case, launch, Done(key=case.key, status="error", reason=reason, launch=None))
-        waiting = [case for case in waiting if case not in blamed]
-        keep()
-        if not waiting:
-            return
-    for case in waiting:
-        given_up = f"given up: {MAX_STARTS} workers ended early in this launch, the last one: {reason}"
-        _merge(kept, case, launch, Done(key=case.key, status="error", reason=given_up, launch=None))
-    keep()
+@dataclass
+class _Heard:
+    """What one worker said: the cases it finished, the one it was in when it ended, and why it ended."""
+
+    ready: bool = False
+    finished: set[str] = field(default_factory=set)
+    current: str | None = None
+    reason: str = ""
 
 
-def _job(plan: Plan, launch: int, waiting: list[Case], controls: bool, elapsed: float) -> Job:
-    seconds = None
-    if plan.seconds is not None:
-        seconds = max(0.0, (plan.seconds - elapsed) / (plan.launches - launch))
-    return Job(
-        device=plan.device.kind,
-        uuid=plan.device.uuid,
-        no_telemetry=plan.device.reason,
-        profile=plan.profile,
-        cases=[case.key for case in waiting],
-        launch=launch,
-        target=plan.target,
-        seconds=seconds,
-        controls=controls,
-    )
+class _Run:
+    """One `run`: see there."""
 
+    def __init__(self, plan: Plan, kept: Record, path: Path, watch: Watch) -> None:
+        self._plan, self._kept, self._path, self._watch = plan, kept, path, watch
+        self._began = time.monotonic()
+        self._earlier = kept.run.seconds
+        # Why a launch of a case was left out, by key. Such a case stands in the record only at the end of the
+        # run: before, it is one that a later launch, or the run resumed, may still measure.
+        self._left_out: dict[str, str] = {}
 
-def _case(plan: Plan, key: str) -> Case:
-    return next(case for case in plan.cases if case.key == key)
+    def run(self) -> Record:
+        self._keep()
+        try:
+            for launch in range(self._plan.launches):
+                waiting = lacking(self._plan, self._kept, launch)
+                if waiting:
+                    self._launch(launch, waiting)
+        except KeyboardInterrupt:
+            self._keep()  # The interrupt may have come while the last case was being written.
+            raise
+        self._note_left_out()
+        _condemn(self._kept)
+        metrics.derive_curves(self._kept)
+        order = {case.key: place for place, case in enumerate(self._plan.cases)}
+        self._kept.cases.sort(key=lambda case: order.get(case.key, len(order)))
+        self._kept.run.finished = True
+        self._keep()
+        return self._kept
 
+    def _keep(self) -> None:
+        self._kept.run.seconds = round(self._earlier + self._elapsed(), 3)
+        record.write(self._path, self._kept)
 
-def _merge(kept: Record, case: Case, launch: int, done: Done) -> None:
-    """Add one launch's outcome to the case; the worst status of its launches is the case's."""
-    found = next((known for known in kept.cases if known.key == case.key), None)
-    if found is None:
-        params: dict[str, str | int | float] = dict(case.params)
-        found = CaseResult(
-            key=case.key, family=case.family.name, params=params, status=done.status, reason=done.reason
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _launch(self, launch: int, waiting: list[Case]) -> None:
+        """One launch: one worker, or further ones for the cases left when a worker ends before its work is done."""
+        controls, reason = self._plan.controls, ""
+        for _ in range(MAX_STARTS):
+            heard = self._follow(self._job(launch, waiting, controls=controls), launch)
+            waiting = [case for case in waiting if case.key not in heard.finished]
+            if not waiting:
+                return
+            # Blame the case it was in. A worker that got to no case will not get further the next time.
+            blamed = [case for case in waiting if case.key == heard.current]
+            if heard.current is None and not heard.finished:
+                blamed = waiting
+            self._blame(blamed, launch, heard.reason)
+            waiting = [case for case in waiting if case not in blamed]
+            if not waiting:
+                return
+            controls, reason = controls and not heard.ready, heard.reason
+        self._blame(
+            waiting,
+            launch,
+            f"given up: {MAX_STARTS} workers ended early in this launch, the last one: {reason}",
         )
-        kept.cases.append(found)
-    elif _severity(done.status) > _severity(found.status) or not found.launches:
-        prefix = f"launch {launch}: " if launch and done.reason else ""
-        found.status, found.reason = done.status, prefix + done.reason
-    if done.launch is not None:
-        found.launches.append(done.launch)
-        index = kept.cases.index(found)
-        kept.cases[index] = metrics.derive(found)
+
+    def _job(self, launch: int, waiting: list[Case], *, controls: bool) -> Job:
+        plan, seconds = self._plan, None
+        if plan.seconds is not None:
+            seconds = max(0.0, (plan.seconds - self._elapsed()) / (plan.launches - launch))
+        return Job(
+            device=plan.device.kind,
+            uuid=plan.device.uuid,
+            no_telemetry=plan.device.reason,
+            profile=plan.profile,
+            cases=[case.key for case in waiting],
+            launch=launch,
+            target=plan.target,
+            seconds=seconds,
+            controls=controls,
+        )
+
+    def _follow(self, job: Job, launch: int) -> _Heard:
+        """Start a worker for `job` and take in what it says until it ends."""
+        heard = _Heard()
+        try:
+            child = Child(job)
+        except OSError as error:
+            heard.reason = f"no worker could be started: {error.strerror}"
+            return heard
+        with child:
+            for event in child.events():
+                self._take(event, launch, heard)
+                self._watch(event, launch)
+            heard.reason = child.end()
+        return heard
+
+    def _take(self, event: Event, launch: int, heard: _Heard) -> None:
+        kept = self._kept
+        spent = kept.run.spent.setdefault(str(launch), {})
+        if isinstance(event, Ready):
+            heard.ready = True
+            machine.merge(kept.machine, kept.software, event.facts)
+            spent |= {"open_s": event.open_s, "launch_canary_us": event.canary_us}
+        elif isinstance(event, ControlDone):
+            kept.controls.append(event.control)
+            spent["controls_s"] = round(spent.get("controls_s", 0.0) + event.seconds, 3)
+        elif isinstance(event, Begin):
+            heard.current = event.key
+        elif isinstance(event, Done):
+            heard.current = None
+            heard.finished.add(event.key)
+            self._merge(event, launch)
+            self._keep()
+
+    def _blame(self, cases: list[Case], launch: int, reason: str) -> None:
+        for case in cases:
+            done = Done(key=case.key, status="error", reason=reason, launch=None)
+            self._merge(done, launch)
+            self._keep()
+            self._watch(done, launch)
+
+    def _merge(self, done: Done, launch: int) -> None:
+        """Add one launch's outcome to the case; the worst status of its launches is the case's."""
+        kept = self._kept
+        found = next((known for known in kept.cases if known.key == done.key), None)
+        if done.out_of_time or (done.status == "skipped" and found is not None):
+            self._left_out[done.key] = done.reason
+            return
+        reason = done.reason
+        if reason and self._plan.launches > 1 and done.status != "skipped":
+            reason = f"launch {launch + 1} of {self._plan.launches}: {reason}"
+        if found is None:
+            found = self._result(done.key, done.status, reason)
+        elif _severity(done.status) > _severity(found.status):
+            found.status, found.reason = done.status, reason
+        if done.launch is not None:
+            found.launches.append(done.launch)
+            kept.cases[kept.cases.index(found)] = metrics.derive(found)
+
+    def _result(self, key: str, status: str, reason: str) -> CaseResult:
+        case = next(case for case in self._plan.cases if case.key == key)
+        params: dict[str, str | int | float] = dict(case.params)
+        added = CaseResult(key=key, family=case.family.name, params=params, status=status, reason=reason)
+        self._kept.cases.append(added)
+        return added
+
+    def _note_left_out(self) -> None:
+        """Say of every case that lacks a launch why it does."""
+        known = {case.key: case for case in self._kept.cases}
+        for key, reason in self._left_out.items():
+            case = known.get(key)
+            if case is None:
+                self._result(key, "skipped", reason)
+            elif case.measured and len(case.launches) < self._plan.launches:
+                share = f"measured in {len(case.launches)} of {self._plan.launches} launches: {reason}"
+                case.reason = f"{case.reason}; {share}" if case.reason else share
 
 
 def _severity(status: str) -> int:
@@ -188,98 +238,10 @@ def _condemn(kept: Record) -> None:
     if not failed:
         return
     named = "; ".join(
-        f"{control.name}: {control.value:.3g}, want {control.low:.3g} to {control.high:.3g}"
+        f"{control.name}: {'no number' if control.value is None else f'{control.value:.3g}'}, "
+        f"want {control.low:.3g} to {control.high:.3g}"
         for control in failed
     )
     for case in kept.cases:
         if case.measured:
             case.status, case.reason = "invalid", f"control failed: {named}"
-
-
-class _Worker:
-    """The child process of one launch, in a process group of its own."""
-
-    def __init__(self, job: Job) -> None:
-        ours, theirs = os.pipe()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        environment = {"CUDA_MODULE_LOADING": "EAGER", **os.environ, "PYTHONUNBUFFERED": "1"}
-        # The package may be a checkout that is not installed.
-        root = str(Path(__file__).resolve().parent.parent)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.worker", str(theirs)],
-                stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs,),
-                env=environment,
-                start_new_session=True,
-            )
-        finally:
-            os.close(theirs)
-        self._events = os.fdopen(ours, "rb", buffering=0)
-        self._limit = SILENCE_S + job.profile.case_seconds
-        self._trouble = ""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(msgspec.json.encode(job))
-            self._process.stdin.close()
-
-    def __enter__(self) -> "_Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._kill()
-        self._events.close()
-        self._log.close()
-
-    def events(self) -> Iterator[Event]:
-        """Events until the child closes its pipe; one that is silent for too long is killed."""
-        rest = b""
-        while True:
-            if not select.select([self._events], [], [], self._limit)[0]:
-                self._trouble = f"no sign of life for {self._limit:g} s; ended"
-                self._kill()
-                return
-            data = self._events.read(1 << 20)
-            if not data:
-                return
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                event = EVENTS.decode(line)
-                if isinstance(event, Failed):
-                    self._trouble = event.reason
-                yield event
-
-    def end(self) -> str:
-        """Wait for the child to end and say why it ended: its own words, a signal's name, or its exit code."""
-        try:
-            code = self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._trouble = self._trouble or f"did not end within {END_S:g} s of its last event"
-            self._kill()
-            code = 0
-        if self._trouble:
-            return self._trouble
-        if code < 0:
-            return f"the worker was killed by {signal.Signals(-code).name}{_hint(-code)}"
-        if code:
-            return f"the worker ended with exit code {code}: {self._last_words()}"
-        return "the worker ended before its work was done"
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read()[-4096:].decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
-
-    def _kill(self) -> None:
-        """End the child's whole group, the sampler included, and reap the child."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-
-def _hint(signal_number: int) -> str:
-    return " (out of memory, or killed by hand)" if signal_number == signal.SIGKILL else ""

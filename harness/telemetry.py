@@ -137,7 +137,6 @@ FIELDS: dict[str, tuple[Getter, ...]] = {
     "pcie_generation_device": (_count("nvmlDeviceGetGpuMaxPcieLinkGeneration", 1, 15),),
     "pcie_width": (_count("nvmlDeviceGetCurrPcieLinkWidth", 1, 64),),
     "pcie_width_max": (_count("nvmlDeviceGetMaxPcieLinkWidth", 1, 64),),
-    "pcie_replays": (_count("nvmlDeviceGetPcieReplayCounter", 0, 0xFFFFFFFE),),
     "persistence": (lambda n, h: bool(n.nvmlDeviceGetPersistenceMode(h)),),
     "compute_mode": (_named("nvmlDeviceGetComputeMode", _COMPUTE_MODES),),
     "driver_model": (_named("nvmlDeviceGetCurrentDriverModel", _DRIVER_MODELS),),

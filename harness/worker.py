@@ -7,8 +7,11 @@ import time
 
 STARTED = time.monotonic()  # Before torch is imported, which is most of a worker's start.
 
+import contextlib  # noqa: E402
+import ctypes  # noqa: E402
 import faulthandler  # noqa: E402
 import os  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 
@@ -22,7 +25,18 @@ from harness.controls import run_controls  # noqa: E402
 from harness.errors import OverlapError, Skip  # noqa: E402
 from harness.families import FAMILIES  # noqa: E402
 from harness.measure import Measured, measure  # noqa: E402
-from harness.protocol import JOBS, Begin, ControlDone, Done, Event, Failed, Job, Progress, Ready  # noqa: E402
+from harness.protocol import (  # noqa: E402
+    JOBS,
+    Begin,
+    ControlDone,
+    Done,
+    Event,
+    Failed,
+    Job,
+    Progress,
+    Ready,
+    Status,
+)
 from harness.record import Launch, Rank  # noqa: E402
 from harness.sampler import Telemetry, open_sampler  # noqa: E402
 from harness.statistics import StopRule  # noqa: E402
@@ -36,27 +50,32 @@ SLOW = 6
 # At least this much of a second between two progress events of a case.
 PROGRESS_S = 0.25
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-def run_job(job: Job, say: Say) -> None:
-    """Measure every case of `job`, saying each event as it happens."""
+
+def run_job(job: Job, say: Say, *, began: float = STARTED) -> None:
+    """Measure every case of `job`, saying each event as it happens.
+
+    began: monotonic seconds from which `job.seconds` counts, the start of this process. What a device that is lost
+    raises ends the job; what goes wrong in a case ends only that case.
+    """
     # The sampler first: it inherits this process's affinity and must not wait for the device to open.
     with open_sampler(job.uuid, job.no_telemetry) as telemetry:
         backend = get_backend(job.device)
         facts, canary = backend.facts(), backend.canary_us()
-        say(Ready(facts=facts, canary_us=round(canary, 3), open_s=round(time.monotonic() - STARTED, 3)))
+        say(Ready(facts=facts, canary_us=round(canary, 3), open_s=round(time.monotonic() - began, 3)))
         if job.controls:
             before = time.monotonic()
             for control in run_controls(backend, job.profile, job.launch):
                 now = time.monotonic()
                 say(ControlDone(control=control, seconds=round(now - before, 3)))
                 before = now
-        began = time.monotonic()
         for index, key in enumerate(job.cases):
             say(Begin(key=key))
             left = None if job.seconds is None else job.seconds - (time.monotonic() - began)
             if left is not None and left <= 0:
-                reason = f"the time budget of {job.seconds:g} s was used up"
-                say(Done(key=key, status="skipped", reason=reason, launch=None))
+                reason = "the time budget was used up"
+                say(Done(key=key, status="skipped", reason=reason, launch=None, out_of_time=True))
                 continue
             budget = job.profile.case_seconds
             if left is not None:
@@ -86,6 +105,8 @@ def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, budg
         return Done(key=case.key, status="skipped", reason=str(skip), launch=None)
     except OverlapError as error:
         return Done(key=case.key, status="error", reason=str(error), launch=None)
+    except BrokenPipeError:
+        raise  # from `say`: the parent is gone
     except Exception as error:  # torch raises its own kinds: out of memory, a CUDA error
         backend.synchronize()  # a device that is lost raises here again, and ends this worker
         return Done(key=case.key, status="error", reason=one_line(error), launch=None)
@@ -107,7 +128,7 @@ def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, budg
     return Done(key=case.key, status=status, reason=reason, launch=launch)
 
 
-def judge(found: Measured, spoiled: list[str], target: float) -> tuple[str, str]:
+def judge(found: Measured, spoiled: list[str], target: float) -> tuple[Status, str]:
     """Status and reason of one launch of a case, given what telemetry holds against it."""
     if found.failed:
         return "invalid", found.failed
@@ -130,6 +151,7 @@ def one_line(error: BaseException) -> str:
 def main() -> int:
     """Entry of the child process; 0 when every case of the job was told."""
     faulthandler.enable()
+    _end_with_parent()
     with os.fdopen(int(sys.argv[1]), "wb", buffering=0) as out:
 
         def say(event: Event) -> None:
@@ -143,6 +165,13 @@ def main() -> int:
             say(Failed(reason=one_line(error)))
             raise
     return 0
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when its parent dies, for one that hangs notices no closed pipe."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,6 @@ GETTERS: dict[str, Any] = {
     "nvmlDeviceGetGpuMaxPcieLinkGeneration": 5,
     "nvmlDeviceGetCurrPcieLinkWidth": 16,
     "nvmlDeviceGetMaxPcieLinkWidth": 16,
-    "nvmlDeviceGetPcieReplayCounter": 2,
     "nvmlDeviceGetPersistenceMode": 1,
     "nvmlDeviceGetComputeMode": 0,
     "nvmlDeviceGetCurrentDriverModel": 1,

@@ -199,7 +199,8 @@ def test_the_users_words_for_a_machine_win_and_their_file_is_not_written(project
     mine = json.dumps({MACHINE: {"machine": MACHINE, "cpu": "my words"}, "version": 1})
     (home / ".asv-machine.json").write_text(mine)
     commit = project.commits[0]
-    given = {"OVERLAP_RECORD": str(project.record(*measured())), "HOME": str(home)}
+    path = project.record(*measured()).relative_to(project.root)
+    given = {"OVERLAP_RECORD": str(path), "HOME": str(home)}
     ran = project.asv("run", "--python=same", "--set-commit-hash", commit, "-m", MACHINE, **given)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     described = json.loads((project.store / MACHINE / "machine.json").read_text())
@@ -254,10 +255,12 @@ def test_show_compare_and_publish_work_on_it(project: Project) -> None:
 def test_a_store_of_several_machines_keeps_every_series(project: Project) -> None:
     ours = project.ingest(project.record(*measured()))
     theirs = [factories.h2d_result(factories.h2d_case(memory="pageable", profile="cpu.aaaa"))]
-    project.ingest(project.record(*theirs, machine="cpu-2", device="cpu"))
+    other = project.ingest(project.record(*theirs, machine="cpu-2", device="cpu"))
     listed = json.loads((project.store / "benchmarks.json").read_text())["bench_h2d.H2D.track_overlapped_ms"]
     assert listed["params"] == [[repr(case.key) for case in (*CASES, *theirs)]]
     assert set(project.values("overlapped_ms", ours.file)) == {case.key for case in CASES}
+    numbers = project.values("overlapped_ms", other.file)
+    assert all(math.isnan(numbers[case.key]) for case in CASES), "a GPU's case is n/a here, not failed"
 
 
 @pytest.mark.parametrize(
@@ -283,6 +286,21 @@ def test_editing_the_suite_does_not_cut_the_history(project: Project, edit: tupl
     assert len(lines) == len(CASES)
     # asv marks a benchmark whose version changed by an x, and shows no ratio for it.
     assert not any(line.startswith("| x") or "n/a" in line for line in lines), compared.stdout
+
+
+def test_a_reader_gets_its_case_where_its_commit_lists_others_first(project: Project) -> None:
+    # asv tells a reader the index of a case in the list that it made when it looked for benchmarks.
+    suite = project.root / "benchmarks" / "common.py"
+    listed = "return list(dict.fromkeys([*_listed(_store()"
+    elsewhere = """if "discover" not in sys.argv:
+        return list(_new_cases(suite))[::-1]
+    """
+    assert listed in suite.read_text()
+    suite.write_text(suite.read_text().replace(listed, elsewhere + listed))
+    path = project.record(*measured())
+    numbers = project.values("overlapped_ms", project.ingest(path).file)
+    for case in record.read(path).cases:
+        assert numbers[case.key] == pytest.approx(case.metrics["overlapped_ms"].value, rel=1e-5)
 
 
 def test_a_reader_costs_asv_less_than_50_ms(project: Project) -> None:

@@ -29,12 +29,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Profile:
     """Smaller work, so that a test takes a second."""
     monkeypatch.setattr(controls, "_CPU", small_sizes())
     monkeypatch.setattr(controls, "ROUNDS", 7)
-    monkeypatch.setattr(controls, "NULL_ROUNDS", 7)
     return msgspec.structs.replace(profiles.packaged()["cpu"], rotate_bytes=8 * MIB)
 
 
 def small_sizes() -> Any:
-    return controls._Sizes(copy_bytes=16 * MIB, more=0.5, spin_ms=4.0, bare_bytes=8 * MIB, memory="pageable")
+    return controls._Sizes(
+        copy_bytes=16 * MIB, more=0.5, spin_ms=4.0, bare_bytes=8 * MIB, null_rounds=7, memory="pageable"
+    )
 
 
 class Broken:

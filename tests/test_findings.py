@@ -160,3 +160,13 @@ def test_a_summary_has_at_most_eight_lines():
         assert 2 <= len(lines) <= 8
         assert lines[-1].text == findings.counts(made).text
         assert any("chunks (theory" in line.text for line in lines) is bool(chunk_curves(made))
+
+
+def test_the_price_of_a_sample_is_told() -> None:
+    case = h2d_result(h2d_case(chunks=1), rounds=10)
+    (launch,) = case.launches
+    made = sum(len(seen.arms) for seen in launch.ranks[0].rounds)
+    launch.timed_s, launch.checks["sampling_s"] = 1.0, 1.0 + made * 0.0025
+    made_of = record(case)
+    made_of.run.seconds = 4.0
+    assert "fills 25 % of 4.00 s, and 2.50 ms around each sample" in findings.samples(made_of).text

@@ -29,7 +29,6 @@ BEHIND = {
     "pcie_generation_device": ["GpuMaxPcieLinkGeneration"],
     "pcie_width": ["CurrPcieLinkWidth"],
     "pcie_width_max": ["MaxPcieLinkWidth"],
-    "pcie_replays": ["PcieReplayCounter"],
     "persistence": ["PersistenceMode"],
     "compute_mode": ["ComputeMode"],
     "driver_model": ["CurrentDriverModel"],

@@ -154,6 +154,12 @@ def test_a_reading_belongs_to_the_arm_that_ran_between_the_two_looks():
     assert list(summarise([sample], windows)["arms"]) == ["compute"]
 
 
+def test_a_temperature_that_changes_between_does_not_renew_the_clock():
+    first = Sample(t=1.0, after=0.995, sm_mhz=1980, power_w=1.0, temperature_c=40)
+    second = Sample(t=1.05, after=1.045, sm_mhz=1980, power_w=1.0, temperature_c=41)
+    assert fresh([first, second]) == [first]
+
+
 def test_arms_less_than_a_hundredth_or_a_clock_step_apart_are_alike():
     for low in (1965, 1962):
         samples = readings(40, sm_mhz=lambda index, low=low: low if index % 2 else 1980)
@@ -164,7 +170,7 @@ def test_arms_less_than_a_hundredth_or_a_clock_step_apart_are_alike():
 
 
 def test_few_readings_prove_no_drift():
-    samples = readings(8, sm_mhz=lambda index: 1755 if index % 2 else 1980)
+    samples = readings(14, sm_mhz=lambda index: 1755 if index % 2 else 1980)
     assert verdict(summarise(samples, arm_windows(samples, "compute", "overlapped"))) == []
 
 
@@ -175,17 +181,17 @@ def test_a_copy_alone_may_run_at_another_clock():
 
 
 def test_scatter_under_a_power_cap_is_seldom_called_drift():
-    """Clocks of one arm scatter by 1 to 2 % under the cap: medians of a few differ by more than 1 % by chance."""
+    """Clocks scatter by 5 % under the cap of an H200: medians of a few differ by more than 1 % by chance."""
     generator = random.Random(7)
     called = apart = 0
-    for _ in range(300):
-        samples = readings(32, sm_mhz=lambda index: 15 * round(generator.gauss(1560, 25) / 15))
+    for _ in range(500):
+        samples = readings(40, sm_mhz=lambda index: 15 * round(generator.gauss(1600, 80) / 15))
         summary = summarise(samples, arm_windows(samples, "compute", "overlapped", "serial", "compute_1"))
         clocks = [arm["sm_mhz"] for arm in summary["arms"].values()]
         apart += max(clocks) - min(clocks) > 0.01 * max(clocks)
         called += bool(verdict(summary))
-    assert apart > 60
-    assert called <= 3
+    assert apart > 400
+    assert called <= 2
 
 
 def test_a_real_drift_under_a_power_cap_is_called():
@@ -193,7 +199,7 @@ def test_a_real_drift_under_a_power_cap_is_called():
     called = 0
     for _ in range(100):
         samples = readings(
-            60, sm_mhz=lambda index: 15 * round(generator.gauss((1560, 1470)[index % 2], 25) / 15)
+            60, sm_mhz=lambda index: 15 * round(generator.gauss((1600, 1400)[index % 2], 80) / 15)
         )
         called += bool(verdict(summarise(samples, arm_windows(samples, "compute", "overlapped"))))
     assert called >= 98

@@ -1,18 +1,25 @@
 """Fixed sizes for one model of device, so that no size is ever taken from a timing of the same run.
 
 A profile is a committed JSON file. Its content hash is part of every case key measured with it: changed sizes
-are other cases. `overlap calibrate NAME` writes a new one (harness/calibrate.py).
+are other cases. `overlap calibrate NAME` writes a new one (harness/calibration.py).
 """
 
 import hashlib
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
 from harness.errors import UsageError
+from harness.sizes import parse_size
 
 FOLDER = Path(__file__).parent
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]  # case keys carry it
 
 
 class H2DSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,8 +29,17 @@ class H2DSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     repeats: passes over the pipeline in one sample, so that a sample lasts `sample_ms` or more.
     """
 
-    columns: dict[str, dict[str, int]]
-    repeats: dict[str, dict[str, int]]
+    columns: dict[str, dict[str, Count]]
+    repeats: dict[str, dict[str, Count]]
+
+    def __post_init__(self) -> None:
+        for name, table in (("columns", self.columns), ("repeats", self.repeats)):
+            for memory, sizes in table.items():
+                for size in sizes:
+                    try:
+                        parse_size(size, field=f"{name}.{memory}")
+                    except UsageError as error:
+                        raise ValueError(str(error)) from None  # msgspec adds the place in the file
 
 
 class Tolerances(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,10 +49,10 @@ class Tolerances(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fraction| of work that cannot overlap. sensitivity: distance from what was added, as a share of it.
     """
 
-    null: float
-    known: float
-    hidden: float
-    sensitivity: float
+    null: Fraction
+    known: Fraction
+    hidden: Fraction
+    sensitivity: Fraction
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,20 +65,20 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     the headline's interval, over its value, at which it stops before.
     """
 
-    name: str
+    name: Name
     summary: str
     devices: list[str]
-    dtype: str
-    seed: int
-    distribution: str
-    width: int
-    max_columns: int
-    column_step: int
-    rotate_bytes: int
-    sample_ms: float
-    conditioning_gemms: int
-    case_seconds: float
-    settled: float
+    dtype: Literal["bfloat16", "float32"]
+    seed: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    distribution: Literal["normal"]
+    width: Count
+    max_columns: Count
+    column_step: Count
+    rotate_bytes: Count
+    sample_ms: Positive
+    conditioning_gemms: Annotated[int, msgspec.Meta(ge=0, le=1000)]
+    case_seconds: Positive
+    settled: Fraction
     tolerances: Tolerances
     h2d: H2DSizes
 
@@ -101,9 +117,9 @@ def packaged() -> dict[str, Profile]:
 def load_profile(name_or_path: str) -> Profile:
     """The packaged profile of that name (or `name.hash`, which must then be today's), or the one in a file."""
     profiles = packaged()
-    name, _, digest = name_or_path.partition(".")
-    if name in profiles and digest in ("", profiles[name].key.partition(".")[2]):
-        return profiles[name]
+    for profile in profiles.values():
+        if name_or_path in (profile.name, profile.key):
+            return profile
     if name_or_path.endswith(".json"):
         return read_profile(Path(name_or_path))
     known = ", ".join(profile.key for profile in profiles.values())

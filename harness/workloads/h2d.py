@@ -168,7 +168,7 @@ class H2DWorkload:
         """Prepare, run and check one arm."""
         backend, views = self._backend, self._whole if arm.endswith("_1") else self._split
         self._turn += 1  # Each sample starts at another batch of the pool: its payload is not the last one's.
-        self._prepare()
+        self._prepare(arm)
         if self._gated:
             backend.close_gate()
         for _ in range(self._conditioning):
@@ -210,10 +210,11 @@ class H2DWorkload:
         self._backend.synchronize()
         self.__dict__.clear()
 
-    def _prepare(self) -> None:
+    def _prepare(self, arm: str) -> None:
         """Fill what the arm writes with plausible wrong values."""
         self._ring.copy_(self._decoy)
-        self._out.fill_(0.25 * (self._turn % 7 + 1))
+        if not arm.startswith("transfer"):
+            self._out.fill_(0.25 * (self._turn % 7 + 1))
         self._backend.synchronize()
 
     def _sources(self, views: _Views) -> Iterator[Tensor]:

@@ -1,0 +1,60 @@
+import pytest
+
+from harness.case import Case
+from harness.families import FAMILIES, GIB, H2D, MIB
+
+# Edges of every axis of every family: accepted, and refused. A widened axis must be widened here too.
+EDGES = {
+    "h2d": {
+        "memory": (("pinned", "pageable"), ("", "PINNED", "managed", 1)),
+        "stream": (("side", "default"), ("", "both")),
+        "chunks": ((1, 64), (0, -1, 65, 8.0, True, "8")),
+        "size": ((MIB, MIB + 1, GIB), (MIB - 1, GIB + 1, 0, 2.0**20)),
+        "ratio": ((0.125, 1, 8.0), (0.0, 0.1249, 8.001, float("nan"), float("inf"), "1")),
+        "gate": (("on", "off"), (True, "yes")),
+        "issue": (("alternate", "copies-first"), ("copies_first",)),
+        "profile": (("h200.1a2b", "cpu-2_x"), ("", "a b", "a,b", "a=b", "a]", "ä", "a\n", "../a/b")),
+    }
+}
+
+H2D_PARAMS = {
+    "memory": "pinned", "stream": "side", "chunks": 8, "size": 256 * MIB, "ratio": 1.0, "gate": "on",
+    "issue": "alternate", "profile": "h200.1a2b",
+}  # fmt: skip
+
+
+def test_families_are_known_by_their_own_name():
+    assert {name: family.name for name, family in FAMILIES.items()} == {name: name for name in FAMILIES}
+    assert EDGES.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_axes_have_names_of_their_own_and_say_what_they_accept(family):
+    names = [axis.name for axis in family.axes]
+    assert len(set(names)) == len(names)
+    assert all(axis.accepts for axis in family.axes)
+    assert family.summary
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_edges_of_every_axis(family):
+    edges = EDGES[family.name]
+    assert list(edges) == [axis.name for axis in family.axes]
+    for axis in family.axes:
+        good, bad = edges[axis.name]
+        assert [value for value in good if not axis.check(value)] == []
+        assert [value for value in bad if axis.check(value) and not isinstance(value, bool)] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_default_is_a_value_of_its_axis_and_the_axes_of_the_first_version_have_none(family):
+    """An axis with a default is left out of keys; taking the default away, or changing it, renames old cases."""
+    assert all(axis.check(axis.default) for axis in family.axes if axis.default is not None)
+    assert {axis.name: axis.default for axis in H2D.axes if axis.default is not None} == {
+        "issue": "alternate"
+    }
+
+
+def test_h2d_keys_write_the_axes_in_the_fixed_order():
+    key = "h2d[memory=pinned,stream=side,chunks=8,size=256MiB,ratio=1,gate=on,profile=h200.1a2b]"
+    assert Case.of(H2D, **H2D_PARAMS).key == key

@@ -1,0 +1,282 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from factories import controls, h2d_case
+from fakes import ARMS, FakeBackend, FakeTelemetry, FakeWorkload
+
+pytest.importorskip("torch")  # harness.worker is the process that measures
+
+import harness
+from harness import worker
+from harness.errors import MeasurementError, Skip, UsageError
+from harness.measure import Measured
+from harness.profiles import load_profile
+from harness.protocol import EVENTS, Begin, ControlDone, Done, Failed, Job, Progress, Ready
+from harness.record import Round
+from harness.validity import Sample as Reading
+from harness.worker import judge, one_line, run_job
+
+PROFILE = load_profile("cpu")
+A, B, C = (
+    h2d_case(memory="pageable", chunks=n, size=1 << 20, gate="off", profile=PROFILE.key).key
+    for n in (1, 2, 4)
+)
+
+
+class Stage:
+    """A worker's surroundings: what `build` gives for each key, and all that the job said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.backend, self.telemetry = FakeBackend(), FakeTelemetry()
+        self.workloads: dict[str, FakeWorkload | BaseException] = {}
+        self.controls: list[object] = controls()
+        self.said: list[object] = []
+        self.opened: list[tuple[object, ...]] = []
+        monkeypatch.setattr(worker, "get_backend", lambda kind: self.backend)
+        monkeypatch.setattr(worker, "build", self.build)
+        monkeypatch.setattr(worker, "run_controls", lambda backend, profile, launch: iter(self.controls))
+        monkeypatch.setattr(worker, "open_sampler", self.open)
+        monkeypatch.setattr(worker, "PROGRESS_S", 60.0)
+
+    def open(self, *arguments: object):
+        self.opened.append(arguments)
+        return self.telemetry.open()
+
+    def build(self, case, profile, backend):
+        assert profile == PROFILE
+        assert backend is self.backend
+        made = self.workloads.setdefault(case.key, FakeWorkload())
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    def run(self, *cases: str, began: float | None = None, **options) -> list[object]:
+        job = Job(
+            device="cpu",
+            uuid=None,
+            no_telemetry="a cpu has no NVML",
+            profile=PROFILE,
+            cases=list(cases),
+            launch=options.pop("launch", 0),
+            target=0.02,
+            **options,
+        )
+        run_job(job, self.said.append, began=worker.time.monotonic() if began is None else began)
+        return self.said
+
+    def done(self, key: str) -> Done:
+        (found,) = (event for event in self.said if isinstance(event, Done) and event.key == key)
+        return found
+
+
+@pytest.fixture
+def stage(monkeypatch):
+    return Stage(monkeypatch)
+
+
+def test_a_job_is_told_event_by_event(stage):
+    ready, *rest = stage.run(A, B, launch=3)
+    assert isinstance(ready, Ready)
+    assert (ready.facts, ready.canary_us) == ({"torch": "9.9"}, 2.5)
+    assert 0 <= ready.open_s < 5
+    assert [event.control for event in rest[:4] if isinstance(event, ControlDone)] == controls()
+    assert rest[4:] == [Begin(key=A), stage.done(A), Begin(key=B), stage.done(B)]
+    assert stage.opened == [(None, "a cpu has no NVML")]
+    assert stage.backend.closed == 1
+    for key in (A, B):
+        done = stage.done(key)
+        assert (done.status, done.reason, done.out_of_time) == ("ok", "", False)
+        assert stage.workloads[key].closed == 1
+        launch = done.launch
+        assert (launch.index, launch.stop, launch.dropped) == (3, "settled", {})
+        assert len(launch.ranks[0].rounds) == 20
+        assert launch.timed_s == pytest.approx(20 * 0.017)
+        assert {"bytes": 1 << 20, "driver_allocations": 0}.items() <= launch.checks.items()
+        assert 0 <= launch.checks["sampling_s"] <= launch.wall_s
+
+
+def test_without_controls_there_are_none(stage):
+    kinds = {type(event) for event in stage.run(A, controls=False)}
+    assert kinds == {Ready, Begin, Done}
+
+
+def test_the_time_of_each_control_is_told(stage, monkeypatch):
+    now = iter(range(100, 200))
+    monkeypatch.setattr(worker.time, "monotonic", lambda: float(next(now)))
+    stage.run(began=90.0)
+    assert stage.said[0].open_s == 10.0
+    assert [event.seconds for event in stage.said if isinstance(event, ControlDone)] == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (Skip("pinned memory has no meaning here"), "skipped", "pinned memory has no meaning here"),
+        (UsageError("h2d: chunks: too many"), "error", "h2d: chunks: too many"),
+        (MeasurementError("cpu backend: lost a thread"), "error", "cpu backend: lost a thread"),
+        (RuntimeError("CUDA error: bad\nCompile with ..."), "error", "RuntimeError: CUDA error: bad"),
+        (MemoryError(), "error", "MemoryError"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["in build", "while sampling"])
+def test_what_goes_wrong_in_a_case_ends_only_that_case(stage, error, status, reason, late):
+    broken = FakeWorkload(script={("serial", 5): error})
+    stage.workloads[B] = broken if late else error
+    stage.run(A, B, C, controls=False)
+    done = stage.done(B)
+    assert (done.status, done.reason, done.launch, done.out_of_time) == (status, reason, None, False)
+    assert [stage.done(key).status for key in (A, C)] == ["ok", "ok"]
+    assert broken.closed == late
+    assert [event.key for event in stage.said if isinstance(event, Begin)] == [A, B, C]
+
+
+def test_a_device_that_is_lost_ends_the_worker(stage):
+    def lose() -> None:
+        if len(broken.calls) == 12:
+            stage.backend.lost = RuntimeError("CUDA error: unspecified launch failure")
+            raise stage.backend.lost
+
+    broken = FakeWorkload(before=lose)
+    stage.workloads[B] = broken
+    with pytest.raises(RuntimeError, match="launch failure"):
+        stage.run(A, B, C, controls=False)
+    assert isinstance(stage.said[-1], Begin)
+    assert stage.said[-1].key == B
+    assert broken.closed == 1
+
+
+def test_when_the_parent_is_gone_nothing_more_is_measured(stage, monkeypatch):
+    def say(event: object) -> None:
+        stage.said.append(event)
+        if isinstance(event, Progress):
+            raise BrokenPipeError
+
+    job = Job(device="cpu", uuid=None, no_telemetry="", profile=PROFILE, cases=[A, B], launch=0, target=0.02)
+    monkeypatch.setattr(worker, "PROGRESS_S", 0.0)
+    with pytest.raises(BrokenPipeError):
+        run_job(job, say)
+    assert isinstance(stage.said[-1], Progress)
+    assert stage.workloads[A].closed == 1
+    assert B not in stage.workloads
+
+
+def test_progress_is_told_now_and_then(stage, monkeypatch):
+    monkeypatch.setattr(worker, "PROGRESS_S", 0.0)
+    stage.run(A, controls=False)
+    assert [event.rounds for event in stage.said if isinstance(event, Progress)] == list(range(21))
+    stage.said.clear()
+    monkeypatch.setattr(worker, "PROGRESS_S", 60.0)
+    stage.run(A, controls=False)
+    assert not [event for event in stage.said if isinstance(event, Progress)]
+
+
+def test_when_the_budget_is_used_up_the_rest_is_skipped_for_now(stage):
+    """What the controls and the opening of the device took counts too."""
+    stage.run(A, B, seconds=5.0, began=worker.time.monotonic() - 6)
+    for key in (A, B):
+        done = stage.done(key)
+        assert (done.status, done.out_of_time, done.launch) == ("skipped", True, None)
+        assert done.reason == "the time budget was used up"
+    assert stage.workloads == {}
+
+
+def test_a_budget_is_shared_among_the_cases_that_are_left(stage, monkeypatch):
+    rules = []
+    real = worker.measure
+
+    def spy(workload, rule, **options):
+        rules.append(rule)
+        return real(workload, rule, **options)
+
+    monkeypatch.setattr(worker, "measure", spy)
+    monkeypatch.setattr(worker.time, "monotonic", lambda: 100.0)
+    stage.run(A, B, C, seconds=12.0, began=97.0, controls=False)
+    assert [rule.budget_s for rule in rules] == [3.0, 4.5, 9.0]
+    assert {(rule.target, rule.limit_s) for rule in rules} == {(0.02, 6 * PROFILE.case_seconds)}
+    rules.clear()
+    stage.said.clear()
+    stage.run(A, seconds=1e6, began=97.0, controls=False)
+    stage.run(B, controls=False)
+    assert [rule.budget_s for rule in rules] == [PROFILE.case_seconds] * 2
+
+
+def test_readings_are_those_since_the_case_began_and_can_spoil_it(stage):
+    stage.telemetry.readings = [Reading(t=t, reasons=0x40 | 0x4, sm_mhz=1500) for t in (1.0, 2.0)]
+    stage.telemetry.missing = {"power_w": "not supported"}
+    before = worker.time.monotonic()
+    stage.run(A, controls=False)
+    done = stage.done(A)
+    assert (done.status, done.reason) == ("invalid", "thermal slowdown (hardware)")
+    telemetry = done.launch.ranks[0].telemetry
+    assert telemetry["labels"] == ["software power cap"]
+    assert telemetry["missing"]["power_w"] == "not supported"
+    assert before <= stage.telemetry.asked[0] <= worker.time.monotonic()
+    assert len(done.launch.ranks[0].rounds) == 20, "an invalid case keeps its samples"
+
+
+def test_a_failed_check_makes_the_case_invalid(stage):
+    stage.workloads[A] = FakeWorkload(script={("serial", 3): {"failed": "serial: 2 rows are wrong"}})
+    stage.run(A, controls=False)
+    done = stage.done(A)
+    assert (done.status, done.reason) == ("invalid", "check failed: serial: 2 rows are wrong")
+    assert len(done.launch.ranks[0].rounds) == 2
+
+
+def measured(*, stop: str = "settled", failed: str = "") -> Measured:
+    return Measured(rounds=[Round(order=list(ARMS), arms={})] * 40, stop=stop, failed=failed)
+
+
+@pytest.mark.parametrize(
+    ("found", "spoiled", "expected"),
+    [
+        (measured(), [], ("ok", "")),
+        (
+            measured(stop="budget"),
+            [],
+            ("unsettled", "the interval was wider than 1.5% of the value after 40 rounds"),
+        ),
+        (measured(), ["shared GPU", "hardware slowdown"], ("invalid", "shared GPU; hardware slowdown")),
+        (measured(stop="budget"), ["shared GPU"], ("invalid", "shared GPU")),
+        (measured(failed="check failed: x", stop=""), ["shared GPU"], ("invalid", "check failed: x")),
+        (measured(failed="memory was allocated"), [], ("invalid", "memory was allocated")),
+    ],
+)
+def test_the_verdict_names_what_is_worst(found, spoiled, expected):
+    assert judge(found, spoiled, 0.015) == expected
+
+
+def test_an_error_is_told_in_one_line():
+    assert one_line(RuntimeError("  first\nsecond")) == "RuntimeError: first"
+    assert one_line(KeyError()) == "KeyError"
+
+
+def start(*arguments: str, job: bytes, **options) -> tuple[subprocess.CompletedProcess[bytes], list[object]]:
+    """`python -m harness.worker` with a pipe for its events, which are returned."""
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb") as events:
+        try:
+            done = subprocess.run(
+                [sys.executable, *arguments, str(theirs)],
+                input=job,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs,),
+                cwd=Path(harness.__file__).parent.parent,
+                timeout=60,
+                **options,
+            )
+        finally:
+            os.close(theirs)
+        return done, [EVENTS.decode(line) for line in events.read().splitlines()]
+
+
+def test_the_process_says_why_it_failed_and_ends_with_a_code():
+    job = Job(device="tpu", uuid=None, no_telemetry="", profile=PROFILE, cases=[A], launch=0, target=0.02)
+    done, events = start("-m", "harness.worker", job=msgspec.json.encode(job))
+    assert done.returncode == 1
+    assert events == [Failed(reason="UsageError: device: got 'tpu', want cuda or cpu")]
+    assert b"Traceback" in done.stdout  # in its log, which the parent reads where the worker says nothing
