@@ -34,7 +34,7 @@ def write_whole(path: Path, data: bytes, *, field: str) -> None:
 
 def check_place(path: Path, *, field: str) -> None:
     """UsageError, naming `field`, if nothing can be written to `path`; writes nothing itself."""
-    there = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    there = next((folder for folder in path.parents if os.path.lexists(folder)), Path())
     reason = None
     if not there.is_dir():
         reason = errno.ENOTDIR

@@ -19,7 +19,7 @@ def free_bytes() -> int | None:
 def _host_left() -> int | None:
     try:
         return _fields(PROC / "meminfo")["MemAvailable:"] << 10
-    except (OSError, ValueError, LookupError):
+    except (OSError, ValueError, KeyError):
         return None
 
 

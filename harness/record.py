@@ -278,7 +278,7 @@ def loads(data: bytes, *, source: str = "record") -> Record:
                 f"{source}: schema {head.schema} is newer than this program reads ({SCHEMA}); update overlap"
             )
         record = msgspec.json.decode(data, type=Record)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise RecordError(f"{source}: not a readable record: {error}") from None
     except RecursionError:
         raise RecordError(f"{source}: not a readable record: nested too deeply") from None

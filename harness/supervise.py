@@ -67,7 +67,7 @@ def lacking(plan: Plan, kept: Record, launch: int) -> list[Case]:
 
 @dataclass
 class _Heard:
-    """What one worker said: the cases it finished, the one it was in when it ended, and why it ended."""
+    """What one worker said: the cases it finished, the last one it began, and why it ended."""
 
     ready: bool = False
     finished: set[str] = field(default_factory=set)
@@ -122,7 +122,7 @@ class _Run:
                 return
             # Blame the case it was in. A worker that got to no case will not get further the next time.
             blamed = [case for case in waiting if case.key == heard.current]
-            if heard.current is None and not heard.finished:
+            if not blamed and not heard.finished:
                 blamed = waiting
             self._blame(blamed, launch, heard.reason)
             waiting = [case for case in waiting if case not in blamed]
@@ -179,7 +179,6 @@ class _Run:
         elif isinstance(event, Begin):
             heard.current = event.key
         elif isinstance(event, Done):
-            heard.current = None
             heard.finished.add(event.key)
             self._merge(event, launch)
             self._keep()

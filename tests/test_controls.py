@@ -29,7 +29,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Profile:
     """Smaller work, so that a test takes a second."""
     monkeypatch.setattr(controls, "_CPU", small_sizes())
     monkeypatch.setattr(controls, "ROUNDS", 7)
-    return msgspec.structs.replace(profiles.packaged()["cpu"], rotate_bytes=8 * MIB)
+    # Wide, as a few rounds on a busy machine need; what the tests break moves each value by much more.
+    wide = profiles.Tolerances(null=0.2, known=0.25, hidden=0.4, sensitivity=0.8)
+    return msgspec.structs.replace(profiles.packaged()["cpu"], rotate_bytes=8 * MIB, tolerances=wide)
 
 
 def small_sizes() -> Any:
@@ -103,7 +105,7 @@ def test_null_fails_when_equal_arms_differ(
 
     def with_more() -> None:
         slower()
-        cpu.spin(3.0, cpu.main)
+        cpu.spin(8.0, cpu.main)
 
     monkeypatch.setattr(controls._Bench, "_null", lambda self: biased(self, slower, with_more))
     assert not measured(cpu, small, "null").passed
@@ -112,7 +114,7 @@ def test_null_fails_when_equal_arms_differ(
 
 def biased(bench: Any, a: Any, b: Any) -> Any:
     ms = bench._medians(7, a=a, b=b)
-    return ms["b"] / ms["a"] - 1, -0.05, 0.05, "relative difference"
+    return ms["b"] / ms["a"] - 1, -0.2, 0.2, "relative difference"
 
 
 def test_same_stream_fails_when_the_streams_overlap(
@@ -141,7 +143,7 @@ def test_bare_copy_fails_when_the_harness_adds_time(
     issue = H2DWorkload._issue_transfer
 
     def slow(self: H2DWorkload, views: Any) -> None:
-        cpu.spin(2.0, cpu.main)
+        cpu.spin(8.0, cpu.main)
         issue(self, views)
 
     monkeypatch.setattr(H2DWorkload, "_issue_transfer", slow)

@@ -123,10 +123,9 @@ def test_inputs_rotate_over_more_than_the_cache(profile, chunks, size):
 
 def test_copies_first_needs_a_buffer_for_every_piece():
     """No buffer is free again before the last copy has been issued."""
-    made = plan(issue="copies-first", chunks=32, size=64 * MIB)
-    assert made.repeats > 1
-    assert made.split.slots == 32 * made.repeats
-    assert plan(chunks=32, size=GIB).split.slots < 32
+    axes = {"chunks": 32, "size": 512 * MIB}
+    assert plan(**axes).split.slots < 32
+    assert plan(issue="copies-first", **axes).split.slots == 32 * plan(**axes).repeats
 
 
 @pytest.mark.parametrize(

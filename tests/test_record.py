@@ -179,12 +179,14 @@ def test_numbers_that_json_cannot_write_become_null_or_are_left_out():
         "bad": Metric(value=NAN, unit="ms"),
         "half": Metric(value=1.0, unit="ms", low=-INF, high=NAN),
     }
-    launch.wall_s = NAN
+    case.params |= {"x": NAN, "y": INF, "z": 10**400}
+    launch.wall_s, launch.timed_s = NAN, -INF
+    launch.ranks[0].rounds[0].start = NAN
     launch.ranks[0].telemetry["power_w"] = {"max": INF}
     launch.ranks[0].rounds[0].arms["b"] = NAN
     launch.ranks[0].rounds[0].spans["c"] = INF
     made.controls[0].value = NAN
-    made.controls[1].high = INF
+    made.controls[1].low, made.controls[1].high = NAN, INF
     made.run.seconds = INF
     made.run.spent["0"]["open_s"] = NAN
 
@@ -194,11 +196,14 @@ def test_numbers_that_json_cannot_write_become_null_or_are_left_out():
     assert back.cases[0].checks["drift"] == [1.0, None]
     assert back.cases[0].metrics.keys() == {"overlapped_ms", "half"}
     assert back.cases[0].metrics["half"] == Metric(value=1.0, unit="ms", low=None, high=None)
+    assert back.cases[0].params == {**h2d_case().params, "z": 10**400}
+    assert (back.cases[0].launches[0].wall_s, back.cases[0].launches[0].timed_s) == (0.0, 0.0)
     rank = back.cases[0].launches[0].ranks[0]
+    assert rank.rounds[0].start == 0.0
     assert rank.telemetry == {"power_w": {"max": None}}
     assert (rank.rounds[0].arms, rank.rounds[0].spans) == ({"a": 1.0}, {})
     assert back.controls[0].value is None
-    assert back.controls[1].high == sys.float_info.max, "no upper limit"
+    assert (back.controls[1].low, back.controls[1].high) == (-sys.float_info.max, sys.float_info.max)
     assert (back.run.seconds, back.run.spent) == (0.0, {"0": {}})
 
 

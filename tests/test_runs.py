@@ -120,6 +120,13 @@ def test_more_chunks_than_rows_are_refused(tmp_path):
     prepare(options(tmp_path, profile=str(path), patterns=(SMALL.replace("chunks=2", "chunks=16"),)))
 
 
+def test_a_profile_that_a_suite_cannot_be_made_of_is_refused(tmp_path):
+    """Rows of 8 MiB: 128 MiB has 16 of them, and the nightly suite wants up to 64 chunks."""
+    path = custom(tmp_path, width=1 << 21)
+    with pytest.raises(UsageError, match="h2d: chunks: got"):
+        prepare(options(tmp_path, profile=str(path), tier="nightly"))
+
+
 def test_a_case_asked_for_by_name_must_fit_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "free_bytes", lambda: 1 << 30)
     with pytest.raises(

@@ -103,7 +103,7 @@ def read_profile(path: Path) -> Profile:
         return msgspec.json.decode(path.read_bytes(), type=Profile)
     except OSError as error:
         raise UsageError(f"profile: cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise UsageError(f"profile: {path} is not a profile: {error}") from None
 
 
