@@ -180,7 +180,8 @@ def _of(metric: Metric, case: CaseResult) -> Callable[[Mapping[str, Array]], Arr
 
 
 def _chunks(case: CaseResult) -> int:
-    return int(case.params.get("chunks", 1))
+    found = case.params.get("chunks", 1)
+    return int(found) if isinstance(found, int) else 1
 
 
 def _repeats(case: CaseResult) -> int:

@@ -1,6 +1,6 @@
 """Fixed sizes for one model of device, so that no size is ever taken from a timing of the same run.
 
-A profile is a committed JSON file. Its content hash is part of every case key measured with it: changed sizes
+A profile is a committed JSON file. A hash of its sizes is part of every case key measured with it: changed sizes
 are other cases. `overlap calibrate NAME` writes a new one (harness/calibration.py).
 """
 
@@ -15,6 +15,13 @@ from harness.errors import UsageError
 from harness.sizes import parse_size
 
 FOLDER = Path(__file__).parent
+
+# What a sample does. The rest of a profile (to which devices it belongs, when sampling stops, what controls accept)
+# may be mended without cutting any history. A family added later adds its own sizes to its own keys only.
+FIXED_WORK = (
+    "name", "dtype", "seed", "distribution", "width", "max_columns", "column_step", "rotate_bytes",
+    "conditioning_gemms", "h2d",
+)  # fmt: skip
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -84,8 +91,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def key(self) -> str:
-        """Name and content hash, as case keys carry them: `h200.1a2b`."""
-        content = msgspec.json.encode(self, order="deterministic")
+        """Name and hash of the fixed work, as case keys carry them: `h200.1a2b`."""
+        content = msgspec.json.encode(
+            {name: getattr(self, name) for name in FIXED_WORK}, order="deterministic"
+        )
         return f"{self.name}.{hashlib.sha256(content).hexdigest()[:4]}"
 
     @property
