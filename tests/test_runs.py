@@ -314,7 +314,7 @@ def test_a_profile_of_ones_own_is_asked_for_again(tmp_path):
         resume(options(tmp_path), str(path))
     plan, _, _ = resume(options(tmp_path, profile=str(mine)), str(path))
     assert plan.profile.name == "mine"
-    custom(tmp_path, case_seconds=7.0)
+    custom(tmp_path, seed=7)
     with pytest.raises(
         UsageError, match=f"{kept.run.planned[0].split('profile=')[1][:-1]}, this run uses mine"
     ):

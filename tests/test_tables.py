@@ -146,9 +146,9 @@ def test_a_list_has_one_row_a_case_and_only_the_axes_that_vary():
     cases = select([], "quick", packaged()["h200"])
     text = shown(list_table(cases), 80)
     title, header, *_ = text.splitlines()
-    assert title == f"{len(cases)} cases, all size=256MiB, ratio=1, profile={packaged()['h200'].key}"
-    assert header.split() == ["memory", "stream", "chunks", "gate"]
-    assert row(text, "pinned", "64", "on")
+    assert title == f"{len(cases)} cases, all ratio=1, profile={packaged()['h200'].key}"
+    assert header.split() == ["memory", "stream", "chunks", "size", "gate"]
+    assert row(text, "pinned", "64", "512MiB", "on")
     assert cases[0].key in text.replace("\n", "")
 
 
