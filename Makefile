@@ -33,14 +33,15 @@ help:
 # A run with invalid or failed cases (4) is still shown and handed to asv: it is a labelled gap. What asv cannot
 # file (2: uncommitted changes, no commit) is said and leaves the measurement as good as it was.
 bench: $(READY)
-	@mkdir -p results && touch results/.started; \
-	$(PY) -m harness run --results results $(ARGS); code=$$?; \
-	record=$$(find results/records -name '*.json' -newer results/.started | head -n 1); \
-	rm -f results/.started; \
+	@note=$$(mktemp) || exit; trap 'rm -f "$$note"' EXIT; trap 'exit 130' INT; trap 'exit 129' HUP; \
+	$(PY) -m harness run --note-record "$$note" $(ARGS); code=$$?; \
+	record=$$(cat "$$note"); \
 	case $$code in 0|4) ;; *) exit $$code;; esac; \
 	[ -n "$$record" ] || exit $$code; \
 	$(PY) -m harness ingest "$$record"; filed=$$?; \
-	$(PY) -m harness report "$$record" || exit; \
+	store=results; case $$record in records/*/*|*/records/*/*) \
+	store=$$(dirname "$$(dirname "$$(dirname "$$record")")");; esac; \
+	$(PY) -m harness report --results "$$store" "$$record" || exit; \
 	case $$filed in 0|2) exit $$code;; *) exit $$filed;; esac
 
 test: EXTRA := dev

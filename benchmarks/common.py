@@ -163,6 +163,8 @@ def _check(made, suite: str, name: str) -> None:
 
 def _run(suite: str, folder: Path) -> Path:
     """`python -m harness run` in a process group of its own, ended whole; returns the record's path."""
+    from harness import source
+
     results = folder / "results"
     command = [sys.executable, "-m", "harness", "run", "--suite", suite, "--tier", _tier()]
     command += ["--results", str(results), "--json"]
@@ -170,8 +172,15 @@ def _run(suite: str, folder: Path) -> Path:
         if value := os.environ.get(variable):
             command += [option, value]
     if commit := os.environ.get("ASV_COMMIT"):
+        # git answers in an existing environment that has the package from its checkout.
+        tree = source.checkout()
+        if tree.commit != "none" and not commit.startswith(tree.commit):
+            raise RuntimeError(
+                f"asv files these numbers under {commit}, but the tree is at {tree.commit}: check that commit out"
+            )
         # A tree that may have been changed is recorded as one that was.
-        command += ["--commit", commit + ("+dirty" if os.environ.get("OVERLAP_ACCEPT_DIRTY") == "1" else "")]
+        changed = tree.dirty or os.environ.get("OVERLAP_ACCEPT_DIRTY") == "1"
+        command += ["--commit", commit + ("+dirty" if changed else "")]
     log = folder / LOG
     # A file and no pipe: asv would wait for a child of ours that outlives us and still holds its pipe. The
     # working directory is asv's empty one: from the root of the tree, `-m harness` would be the tree's and

@@ -119,7 +119,8 @@ def ingest(
     """Hand a record to asv: `asv run` in the environment that runs this, which reads it instead of measuring.
 
     Refuses (UsageError, nothing written) an unfinished record, one without a measured case, one that names no
-    commit or a commit that the repository lacks, and one of a tree with uncommitted changes.
+    commit or a commit that the repository lacks, one of a tree with uncommitted changes, and to append to what
+    asv holds no samples of, or holds already.
 
     Args:
         config: asv's configuration; its folder is the project's repository.
@@ -140,6 +141,8 @@ def ingest(
     if not any(case.measured for case in made.cases):
         raise UsageError(f"{path}: has no measured case to hand to asv")
     commit = _commit(made, config.resolve().parent, accept_dirty)
+    if append:
+        _check_append(made, path, _result_file(config, made, commit))
     command = [sys.executable, "-m", "asv", "run", "--config", str(config), "--python=same"]
     command += ["--set-commit-hash", commit, "--machine", made.machine.name]
     command += ["--append-samples" if append else "--record-samples"]
@@ -153,7 +156,7 @@ def ingest(
         for name, samples in (row["samples"] or {}).items()
         if samples
     }
-    file = _result_file(config, made.machine.name, commit)
+    file = _result_file(config, made, commit)
     missing = wanted - (_stored(file).keys() if file else set())
     if missing or file is None:
         name, key = min(missing)
@@ -226,11 +229,57 @@ def _commit(made: record.Record, repository: Path, accept_dirty: bool) -> str:
     return found.stdout.strip()
 
 
-def _result_file(config: Path, machine: str, commit: str) -> Path | None:
-    """The file that asv has just written for this commit and machine."""
-    folder = _results_dir(config) / machine
-    files = sorted(folder.glob(f"{commit[:8]}-*.json"), key=lambda file: file.stat().st_mtime_ns)
-    return files[-1] if files else None
+def _check_append(made: record.Record, path: Path, file: Path | None) -> None:
+    """UsageError unless asv pools with its samples what it is given: it replaces numbers that have none."""
+    stored = _stored(file, version=f"method-{made.method}") if file else {}
+    given = {
+        index: {
+            (name, key): samples
+            for key, row in rows(made, launch=index).items()
+            for name, samples in (row["samples"] or {}).items()
+            if samples
+        }
+        for index in sorted({launch.index for case in made.cases for launch in case.launches})
+    }
+    meant = {each for samples in given.values() for each in samples}
+    # A case that asv has no number of, such as one that was invalid in the first record, loses none.
+    bare = sorted({key for name, key in meant if stored.get((name, key)) == []})
+    if bare or not meant & stored.keys():
+        what = (
+            f"no samples of {bare[0]}, and would replace its numbers" if bare else "no numbers of its cases"
+        )
+        raise UsageError(
+            f"append: asv holds {what}; hand it the first record with its samples: overlap ingest RECORD"
+        )
+    for index, samples in given.items():
+        for key in sorted({key for _, key in samples}):
+            own = {each: values for each, values in samples.items() if each[1] == key}
+            # By all metrics, since one alone may repeat by chance where samples are few.
+            if all(_is_run_in(values, stored.get(each, [])) for each, values in own.items()):
+                raise UsageError(
+                    f"append: asv holds the samples of launch {index} of {path} already (those of {key}); "
+                    "append each record once"
+                )
+
+
+def _is_run_in(values: list[float], samples: list[float]) -> bool:
+    """Whether `values` stand in `samples` as neighbours in this order."""
+    return any(samples[at : at + len(values)] == values for at in range(len(samples) - len(values) + 1))
+
+
+def _result_file(config: Path, made: record.Record, commit: str) -> Path | None:
+    """asv's file for this commit and the record's machine, in the environment that the record names."""
+    software = made.software
+    # As asv_plugin.identity, which cannot be asked here: it needs asv.
+    python = ".".join(str(software.get("python", "")).split(".")[:2])
+    torch = software.get("torch")
+    for file in sorted((_results_dir(config) / made.machine.name).glob(f"{commit[:8]}-existing-*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if (found["commit_hash"], found["python"]) == (commit, python) and (
+            found["requirements"] == ({"torch": torch} if torch else {})
+        ):
+            return file
+    return None
 
 
 def _results_dir(config: Path) -> Path:
@@ -240,18 +289,24 @@ def _results_dir(config: Path) -> Path:
     return config.resolve().parent / str(read.get("results_dir", "results"))
 
 
-def _stored(file: Path) -> dict[tuple[str, str], float]:
-    """Every number in one of asv's result files, by metric and case key."""
+def _stored(file: Path, *, version: str | None = None) -> dict[tuple[str, str], list[float]]:
+    """Samples of every number in one of asv's result files, by metric and case key; empty where it keeps none.
+
+    version: asv pools no others with those of this one, so that others count as none.
+    """
     found = json.loads(file.read_text(encoding="utf-8"))
     columns = found["result_columns"]
-    numbers: dict[tuple[str, str], float] = {}
+    stored: dict[tuple[str, str], list[float]] = {}
     for benchmark, cells in found["results"].items():
         entry = dict(zip(columns, cells, strict=False))
         metric = benchmark.rpartition(".track_")[2]
-        for key, value in zip(entry["params"][0], entry["result"] or (), strict=False):
+        numbers = entry["result"] or ()
+        pooled = version is None or entry["version"] == version
+        samples = (entry.get("samples") if pooled else None) or [None] * len(numbers)
+        for key, value, kept in zip(entry["params"][0], numbers, samples, strict=False):
             if value is not None and not math.isnan(value):
-                numbers[metric, ast.literal_eval(key)] = value
-    return numbers
+                stored[metric, ast.literal_eval(key)] = kept or []
+    return stored
 
 
 def _tail(text: str) -> str:

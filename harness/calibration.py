@@ -10,7 +10,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from harness import profiles
 from harness.backends.base import Backend
 from harness.case import Case
 from harness.devices import Device
-from harness.errors import MeasurementError, OverlapError, Skip
+from harness.errors import MeasurementError, OverlapError, Skip, UsageError
 from harness.families import GIB, H2D, MIB
 from harness.files import check_place, write_whole
 from harness.profiles import H2DSizes, Profile
@@ -34,14 +34,24 @@ SIZES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
 SAMPLES = 9
 STEPS = 3
 SECONDS = 900
+# Compute over copy that counts as balanced.
+BALANCED = (0.8, 1.25)
 
 
-def calibrate(name: str, device: Device, output: Path, *, say: Say) -> Profile:
-    """Measure and write the profile `name`.
+def check_name(name: str) -> None:
+    """UsageError for a name that is not fit for a profile and its file."""
+    try:
+        safe_name(name)
+    except UsageError as error:
+        raise UsageError(f"name: {str(error).partition(': ')[2]}") from None
+
+
+def calibrate(name: str, device: Device, output: Path) -> Profile:
+    """Measure and write the profile `name`; the child says on stderr what it finds.
 
     UsageError for a bad name or an output that cannot be written, MeasurementError if the child fails.
     """
-    safe_name(name)
+    check_name(name)
     check_place(output, field="calibrate")  # minutes before there is something to write
     start = profiles.profile_for(device.kind, device.name)
     root = str(Path(__file__).resolve().parent.parent)
@@ -64,7 +74,6 @@ def calibrate(name: str, device: Device, output: Path, *, say: Say) -> Profile:
         h2d = msgspec.json.decode(tables, type=H2DSizes)
     except msgspec.DecodeError as error:
         raise MeasurementError(f"calibrate: the measuring process said no sizes: {error}") from None
-    say(f"legs balanced on {device.name}")
     made = msgspec.structs.replace(
         start,
         name=name,
@@ -77,19 +86,24 @@ def calibrate(name: str, device: Device, output: Path, *, say: Say) -> Profile:
 
 
 def _tables(kind: str, start: Profile, say: Say) -> H2DSizes:
-    """Columns that balance copy and compute, and repeats that fill a sample, for every memory and size."""
+    """Columns that balance copy and compute, and repeats that fill a sample, for every memory and size.
+
+    Says what was found for each, and in the end whether all are in balance.
+    """
     from harness.backends import get_backend
 
     backend = get_backend(kind)
     columns: dict[str, dict[str, int]] = {}
     repeats: dict[str, dict[str, int]] = {}
+    ratios: list[float] = []
     for memory in ("pinned", "pageable"):
+        skipped: dict[str, list[str]] = {}
         for size in SIZES:
             name = format_size(size)
             try:
                 found = _balance(start, memory, size, backend)
             except Skip as reason:
-                say(f"{memory} {name}: {reason}")
+                skipped.setdefault(str(reason), []).append(name)
                 continue
             say(
                 f"{memory} {name}: copy {found.copy_ms:.3f} ms, compute {found.compute_ms:.3f} ms at "
@@ -97,11 +111,27 @@ def _tables(kind: str, start: Profile, say: Say) -> H2DSizes:
             )
             columns.setdefault(memory, {})[name] = found.columns
             repeats.setdefault(memory, {})[name] = found.repeats
+            ratios.append(found.compute_ms / found.copy_ms)
+        for text, names in skipped.items():
+            say(f"{memory}{'' if len(names) == len(SIZES) else ' ' + ', '.join(names)}: {text}")
     backend.close()
+    say(_balance_words(ratios))
     for memory in ("pinned", "pageable"):  # a memory without meaning here keeps the start's sizes
         columns.setdefault(memory, start.h2d.columns[memory])
         repeats.setdefault(memory, start.h2d.repeats[memory])
     return H2DSizes(columns=columns, repeats=repeats)
+
+
+def _balance_words(ratios: Sequence[float]) -> str:
+    """How far the choices kept are from compute that takes as long as the copy."""
+    if not ratios:
+        return "nothing was measured; all sizes are those it started from"
+    low, high = BALANCED
+    span = f"compute over copy is {min(ratios):.2f} to {max(ratios):.2f}"
+    off = sum(not low <= ratio <= high for ratio in ratios)
+    if not off:
+        return f"legs balanced: {span}"
+    return f"{span}: {off} of {len(ratios)} sizes lie outside {low:g} to {high:g}"
 
 
 @dataclass(frozen=True, kw_only=True)

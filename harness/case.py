@@ -178,12 +178,18 @@ class Case:
 
     @classmethod
     def of(cls, family: Family, **params: Value) -> "Case":
-        """A case with every axis given, save those that have a default; UsageError names the first fault."""
-        values = []
+        """A case with every axis given, save those that have a default; UsageError names every axis that is
+        missing, else the first fault."""
+        missing = [axis for axis in family.axes if params.get(axis.name, axis.default) is None]
+        if len(missing) == 1:
+            raise UsageError(f"{family.name}: axis {missing[0].name!r} is missing, want {missing[0].accepts}")
+        if missing:
+            wanted = ", ".join(f"{axis.name!r} ({axis.accepts})" for axis in missing)
+            raise UsageError(f"{family.name}: axes are missing: {wanted}")
+        values: list[Value] = []
         for axis in family.axes:
             value = params.pop(axis.name, axis.default)
-            if value is None:
-                raise UsageError(f"{family.name}: axis {axis.name!r} is missing, want {axis.accepts}")
+            assert value is not None
             if isinstance(value, bool) or not axis.check(value):
                 raise UsageError(f"{family.name}: {axis.name}: got {value!r}, want {axis.accepts}")
             values.append(value)

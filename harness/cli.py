@@ -33,6 +33,9 @@ NOTHING_MEASURED, SOME_FAILED, INTERRUPTED = 3, 4, 130
 # Columns where nobody says how wide it is, such as a log of CI: room for every column of the tables.
 LOG_WIDTH = 132
 
+# For scripts that go on with the record, such as the Makefile: a file that is to hold its path once it exists.
+NOTE = "--note-record"
+
 # What a resumed run has from its record.
 _PLANNED = ("suites", "tier", "patterns", "device", "launches")
 
@@ -118,19 +121,28 @@ def list_command(
     help="A case is settled when the 95 % interval of overlapped_ms is within this either way. Default: the profile's.",
 )  # fmt: skip
 @click.option(
-    "--commit", metavar="SHA[+dirty]", help="The commit measured, where there is no git history to ask."
+    "--commit",
+    metavar="SHA[+dirty]",
+    help="The commit measured, where there is no git history to ask; else HEAD.",
 )
 @click.option("--no-controls", is_flag=True, help="Leave out the controls; the record then holds none.")
 @click.option(
     "--resume", is_flag=False, flag_value="latest", metavar="[RECORD]",
     help="Go on with an unfinished record: the newest under --results, or this one.",
 )  # fmt: skip
+@click.option(NOTE, "note", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
 @click.pass_context
 def run(
-    context: click.Context, /, as_json: bool, resume: str | None, no_controls: bool, **chosen: Any
+    context: click.Context,
+    /,
+    as_json: bool,
+    resume: str | None,
+    no_controls: bool,
+    note: Path | None,
+    **chosen: Any,
 ) -> NoReturn:
     """Measure cases and write a record, case by case."""
-    from harness import progress, runs, supervise
+    from harness import files, progress, runs, supervise
     from harness import record as records
 
     options = runs.Options(**chosen, controls=not no_controls, command=_command_line())
@@ -140,6 +152,8 @@ def run(
     else:
         plan, kept, path = runs.prepare(options)
     records.write(path, kept)  # A store that cannot be written is found before anything is said.
+    if note is not None:
+        files.write_whole(note, os.fsencode(f"{path}\n"), field=NOTE[2:])
     with _terminated_like_interrupted(), progress.live(_console(stderr=True), plan, kept) as watch:
         try:
             supervise.run(plan, kept, path, watch)
@@ -226,14 +240,13 @@ def calibrate(name: str, output: Path | None, force: bool, device: str) -> None:
     """Measure this model of device once and write its profile NAME: the fixed sizes of every later run."""
     from harness import calibration, devices, profiles
 
+    calibration.check_name(name)
     output = output or profiles.FOLDER / f"{name}.json"
     if output.exists() and not force:
         raise UsageError(
             f"calibrate: {output} exists, and its cases carry its hash; give --output or --force"
         )
-    written = calibration.calibrate(
-        name, devices.detect(device), output, say=lambda text: click.echo(text, err=True)
-    )
+    written = calibration.calibrate(name, devices.detect(device), output)
     _say(f"profile {written.key}: {output}")
 
 
@@ -243,7 +256,9 @@ def calibrate(name: str, output: Path | None, force: bool, device: str) -> None:
     "--config", type=click.Path(dir_okay=False, path_type=Path), default=Path("asv.conf.json"), show_default=True,
     help="asv's configuration; its folder is the project's repository.",
 )  # fmt: skip
-@click.option("--append", is_flag=True, help="Pool the samples with those asv has: a further launch.")
+@click.option(
+    "--append", is_flag=True, help="Pool the samples with those that asv has: a further launch, once."
+)
 @click.option("--accept-dirty", is_flag=True, help="File a record of uncommitted changes under its commit.")
 def ingest(record: Path, config: Path, append: bool, accept_dirty: bool) -> None:
     """Hand a record to asv with asv's own commands, and print them."""
@@ -295,9 +310,14 @@ def _refuse_planned(context: click.Context) -> None:
 
 
 def _command_line() -> tuple[str, ...]:
-    """The arguments as given, with paths of this machine left out."""
-    words = []
-    for word in sys.argv[1:]:
+    """The arguments as given, with paths of this machine left out, and what a script added for itself."""
+    words: list[str] = []
+    given = iter(sys.argv[1:])
+    for word in given:
+        if word.partition("=")[0] == NOTE:
+            if word == NOTE:
+                next(given)
+            continue
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         words.append(option + equals + ("(path)" if os.sep in value else value))
     return tuple(words)

@@ -15,7 +15,8 @@ NAMES = ("lag1", "drift", "bimodal", "carry_over")
 
 
 def doubts(launches: Sequence[Mapping[str, Array]], orders: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Checks on the samples of a case's launches, (rounds,) by arm; `orders` of all their rounds in a row.
+    """Checks on the samples of a case's launches, (rounds,) ms of a batch by arm; `orders` of all their
+    rounds in a row.
 
     lag1, drift: by arm, in the launch where it is largest. bimodal: by arm [low ms, high ms, share of the
     upper], where at least half of the launches have two modes. carry_over: {arm, after, shift, p, found}. The
@@ -44,7 +45,7 @@ def _bimodal(columns: Sequence[Array]) -> list[float] | None:
     if not seen or 2 * len(seen) < len(columns):
         return None
     pairs = [(each.low, each.high, each.upper_share) for each in seen]
-    return [round(float(value), 4) for value in np.median(pairs, axis=0)]
+    return [round(float(value), 6) for value in np.median(pairs, axis=0)]
 
 
 def _carried(

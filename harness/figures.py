@@ -3,12 +3,27 @@
 Drawn without pyplot, so no window system and no global figure list. Text of a record is never read as TeX.
 """
 
+import atexit
 import io
 import math
+import os
+import shutil
+import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+# Where matplotlib cannot write in its own folders it complains on stderr, of what means nothing to its user.
+try:
+    for variable, below in (("XDG_CONFIG_HOME", "~/.config"), ("XDG_CACHE_HOME", "~/.cache")):
+        place = os.path.join(os.environ.get(variable) or os.path.expanduser(below), "matplotlib")
+        place = os.environ.get("MPLCONFIGDIR") or place
+        os.makedirs(place, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+except OSError:
+    os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="overlap-")
+    atexit.register(shutil.rmtree, os.environ["MPLCONFIGDIR"], ignore_errors=True)
 
 import matplotlib as mpl
 import numpy as np
@@ -99,7 +114,7 @@ def overlap_bars(record: Record) -> Figure | None:
             ax.margins(y=0.12)
             ax.grid(axis="x", visible=False)
             ax.set_title(f"{memory} memory")
-        axes[0].set_ylabel(f"device time, ms ({grid.where})")
+        axes[0].set_ylabel(f"device time, ms a batch ({grid.where})")
         figure.legend(*_legend(axes), loc="outside lower left", ncols=5)
         if len(memories) > 1:
             axes[-1].set_title("scale of its own", loc="right", fontsize=8, weight="normal", color=GREY)
@@ -176,7 +191,7 @@ def chunk_curve(curve: Curve) -> Figure | None:
         _mark_advice(ax, curve, measured)
         _residuals(below, curve)
         ax.set_title(f"{_drawable(curve.name)}: time over the number of chunks")
-        ax.set_ylabel("overlapped, ms")
+        ax.set_ylabel("overlapped, ms a batch")
         below.set_xscale("log", base=2)
         below.xaxis.set_major_locator(FixedLocator(curve.chunks))
         below.xaxis.set_minor_locator(NullLocator())
@@ -300,7 +315,7 @@ def overlapped_samples(record: Record) -> Figure | None:
             ax.set_axis_off()
         text = "round; launches follow each other in their own colours; the line is the median"
         figure.supxlabel(text, fontsize=8)
-        figure.supylabel("overlapped, ms", fontsize=8)
+        figure.supylabel("overlapped, ms a batch", fontsize=8)
     return figure
 
 

@@ -43,10 +43,10 @@ def percent(fraction: float, *, places: int = 0) -> str:
 
 
 def spread(metric: Metric | None) -> str:
-    """The wider half of the interval relative to the value, `±0.3 %`; empty where there is no interval."""
-    if metric is None or metric.low is None or metric.high is None or not metric.value:
+    """The wider side of the interval relative to the value, `±0.3 %`; empty where there is no interval."""
+    if metric is None or metric.spread is None:
         return ""
-    wide = 100 * max(metric.high - metric.value, metric.value - metric.low) / abs(metric.value)
+    wide = 100 * metric.spread
     return f"±{wide:.1g} %" if wide < 0.95 else f"±{wide:.1f} %" if wide < 9.95 else f"±{wide:.0f} %"
 
 

@@ -18,6 +18,9 @@ from harness.doubts import NAMES, doubts
 from harness.record import CaseResult, Launch, Record, Round
 from harness.statistics import Array, Bootstrap
 
+# What decides whether a case is settled, over its rounds and over its launches.
+HEADLINE = "overlapped_ms"
+
 # Enqueueing that takes this share of the device's time leaves the device waiting for the host.
 LAUNCH_BOUND = 0.9
 _DERIVED_CHECKS = (*NAMES, "launch_bound", "ranks_misaligned")
@@ -36,7 +39,7 @@ _CURVE_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number of a case.
+    """One number of a case; a time is of one batch.
 
     arms: the columns of a launch it is made from. of: that number from their medians (their `quantile`) and
     the pieces in a sample, elementwise. asv: positive and lower is better; asv knows no other direction.
@@ -162,7 +165,7 @@ def derive(case: CaseResult) -> CaseResult:
             found[metric.name] = records.Metric(
                 value=interval.value, unit=metric.unit, low=interval.low, high=interval.high
             )
-    checks |= doubts(launches, [seen[0].order for rounds in _measured(case) for seen in rounds])
+    checks |= doubts(launches, [seen[0].order for _, rounds in _measured(case) for seen in rounds])
     bound = _launch_bound(case, found)
     if bound is not None:
         checks["launch_bound"] = bound
@@ -185,9 +188,8 @@ def _chunks(case: CaseResult) -> int:
 
 
 def _repeats(case: CaseResult) -> int:
-    """Batches in one sample, which run as one pipeline; the launches of a case have the same."""
-    found = (launch.checks.get("repeats") for launch in case.launches)
-    return next((count for count in found if isinstance(count, int) and count > 0), 1)
+    """Batches in one sample; the launches of a case have the same."""
+    return next((launch.repeats for launch in case.launches if "repeats" in launch.checks), 1)
 
 
 def _pieces(case: CaseResult) -> int:
@@ -207,16 +209,20 @@ def _rounds(launch: Launch) -> list[list[Round]] | None:
     return together if all(len({tuple(r.order) for r in seen}) == 1 for seen in together) else None
 
 
-def _measured(case: CaseResult) -> list[list[list[Round]]]:
-    """The rounds of every launch that has samples."""
-    found = (_rounds(launch) for launch in case.launches)
-    return [rounds for rounds in found if rounds and _slowest([[r.arms for r in seen] for seen in rounds])]
+def _measured(case: CaseResult) -> list[tuple[Launch, list[list[Round]]]]:
+    """Every launch that has samples, with its rounds."""
+    found = ((launch, _rounds(launch)) for launch in case.launches)
+    return [
+        (launch, rounds)
+        for launch, rounds in found
+        if rounds and _slowest([[r.arms for r in seen] for seen in rounds])
+    ]
 
 
 def _columns(case: CaseResult) -> list[dict[str, Array]]:
-    """The arms and `host.` times of such a launch: (rounds,) ms, the slowest rank of each round."""
+    """The arms and `host.` times of such a launch: (rounds,) ms of one batch, the slowest rank of each round."""
     found = []
-    for rounds in _measured(case):
+    for launch, rounds in _measured(case):
         columns = _slowest([[r.arms for r in seen] for seen in rounds])
         host = _slowest([[r.host for r in seen] for seen in rounds])
         columns |= {f"host.{arm}": column for arm, column in host.items()}
@@ -224,7 +230,7 @@ def _columns(case: CaseResult) -> list[dict[str, Array]]:
             for arm in ("transfer", "compute"):
                 if arm in columns:
                     columns.setdefault(f"{arm}_1", columns[arm])
-        found.append(columns)
+        found.append({name: column / launch.repeats for name, column in columns.items()})
     return found
 
 
@@ -263,6 +269,23 @@ def _launch_bound(case: CaseResult, found: Mapping[str, records.Metric]) -> bool
     if not ungated or "host_blocked_ms" not in found:
         return None
     return found["host_blocked_ms"].value >= LAUNCH_BOUND * found["overlapped_ms"].value
+
+
+def judge_launches(record: Record, target: float) -> None:
+    """Make a case `unsettled`, in place, whose launches settled each by itself and yet disagree.
+
+    target: the largest Metric.spread of HEADLINE over all launches, as the stop rule asks of each of them.
+    """
+    for case in record.cases:
+        found = case.metrics.get(HEADLINE)
+        spread = None if found is None else found.spread
+        if case.status == "ok" and len(case.launches) > 1 and spread is not None and spread > target:
+            wide = f"{100 * spread:.{1 if spread < 0.0995 else 0}f}"
+            why = (
+                f"{len(case.launches)} launches differ: the interval is +-{wide} % of the value, "
+                f"target {100 * target:g} %"
+            )
+            case.status, case.reason = "unsettled", f"{case.reason}; {why}" if case.reason else why
 
 
 def derive_curves(record: Record) -> None:

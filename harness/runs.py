@@ -47,8 +47,9 @@ def prepare(options: Options) -> tuple[Plan, Record, Path]:
     whole = [pattern for pattern in options.patterns if not set("*?") & set(pattern)]
     named = suites.select(options.suites, options.tier, profile, whole) if whole else []
     _check_cases(cases, profile, device, named)
-    name = record.safe_name(options.machine or devices.default_machine_name(device, profile.name))
-    commit, dirty = source.commit(None, options.commit)
+    default = devices.default_machine_name(device, profile.name)
+    name = record.safe_name(default if options.machine is None else options.machine)
+    commit, dirty = source.commit(None, options.commit, results=options.results)
     run = Run(
         time=record.utc_now(),
         commit=commit,
@@ -72,15 +73,21 @@ def resume(options: Options, which: str) -> tuple[Plan, Record, Path]:
     """The plan and record of an unfinished run: the newest one under `results`, or the one in a file.
 
     Cases that ended in an error are taken out, to be measured anew. UsageError where the run was begun on another
-    commit, machine, software or method: the samples would not be comparable.
+    commit, machine, software or method: the samples would not be comparable. Where neither git nor the options
+    name a commit, the record's is taken.
     """
+    if options.machine is not None:
+        record.safe_name(options.machine)
     path = _newest_unfinished(options) if which == LATEST else Path(which)
     kept = record.read(path)
     if kept.run.finished:
         raise UsageError(f"resume: {path} is finished; begin a new run")
     device = devices.detect(kept.machine.device)
-    commit = source.commit(None, options.commit)
-    _check_same("commit", path, _commit_words(kept.run.commit, kept.run.dirty), _commit_words(*commit))
+    # This run's results lie where the record does, whatever --results says.
+    commit, dirty = source.commit(None, options.commit, results=_store_of(path, options.results))
+    if options.commit is None and commit == "none":
+        commit, dirty = kept.run.commit, kept.run.dirty
+    _check_same("commit", path, _commit_words(kept.run.commit, kept.run.dirty), _commit_words(commit, dirty))
     uuid = kept.machine.gpu.get("uuid")
     if not same_uuid(uuid, device.uuid):
         _check_same("GPU", path, str(uuid or "of no known UUID"), str(device.uuid or "of no known UUID"))
@@ -99,6 +106,12 @@ def resume(options: Options, which: str) -> tuple[Plan, Record, Path]:
 def _check_same(field: str, path: Path, theirs: str, ours: str) -> None:
     if theirs != ours:
         raise UsageError(f"resume: {path} was begun with {field} {theirs}, this is {ours}; begin a new run")
+
+
+def _store_of(path: Path, results: Path) -> Path:
+    """The store that a record lies in; `results` for one that was moved out of its store."""
+    folder = path.resolve().parent.parent
+    return folder.parent if folder.name == "records" else results
 
 
 def _commit_words(commit: str, dirty: bool | None) -> str:

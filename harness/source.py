@@ -1,6 +1,5 @@
 """Which commit is measured. Asks git, and lives without it."""
 
-import contextlib
 import os
 import re
 import subprocess
@@ -12,7 +11,8 @@ from harness.errors import UsageError
 GIT_S = 10
 _GIVEN = re.compile(r"([0-9a-fA-F]{7,40})(\+dirty)?")
 # Results are written by the runs themselves and say nothing of the code.
-_OUTSIDE_RESULTS = (".", ":(exclude)results")
+_RESULTS = "results"
+_WRITTEN = ("records", "reports")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,11 @@ def package_root() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def checkout(start: Path | None = None) -> Checkout:
-    """The state of the checkout that `start` lies in; by default, of the one that the package is in."""
+def checkout(start: Path | None = None, *, results: Path | None = None) -> Checkout:
+    """The state of the checkout that `start` lies in; by default, of the one that the package is in.
+
+    results: a folder of results beside `results`; what is new in it is no change of the code.
+    """
     root = package_root() if start is None else start
     try:
         top = Path(_git(root, "rev-parse", "--show-toplevel"))
@@ -43,36 +46,56 @@ def checkout(start: Path | None = None) -> Checkout:
             # Installed in an environment that happens to lie inside some other project's repository.
             return Checkout("none", None, "the package is not run from its own checkout")
         head = _git(root, "rev-parse", "--verify", "HEAD^{commit}")
-        changes = _git(top, "status", "--porcelain", "--untracked-files=normal", "--", *_OUTSIDE_RESULTS)
+        # `all`: a new folder's name would not tell whether there is more in it than results.
+        changes = _git(
+            top, "status", "--porcelain", "--untracked-files=all", "--", ".", *_left_out(top, results)
+        )
     except _NoAnswer as error:
         return Checkout("none", None, str(error))
     # A SHA-256 repository's name is cut to what records and asv accept; it is still an unambiguous beginning.
     return Checkout(head[:40], bool(changes))
 
 
-def commit(start: Path | None, given: str | None) -> tuple[str, bool | None]:
+def _left_out(top: Path, results: Path | None) -> list[str]:
+    """What git's answer leaves out, as its pathspecs."""
+    folders = [_RESULTS]
+    if results is not None and results.resolve().is_relative_to(top.resolve()):
+        chosen = results.resolve().relative_to(top.resolve())
+        # A folder that holds code as well, such as the root, hides no more than what runs write.
+        shared = chosen == Path() or _git(top, "ls-files", "--", f":(literal){chosen}")
+        folders += [str(chosen / name) for name in _WRITTEN] if shared else [str(chosen)]
+    return [f":(exclude,literal){folder}" for folder in folders]
+
+
+def commit(start: Path | None, given: str | None, *, results: Path | None = None) -> tuple[str, bool | None]:
     """The commit to record, in full, and whether the tree has uncommitted changes (None: nobody can tell).
 
     Args:
         start: a folder of the repository to ask; None asks the one that the package is run from.
-        given: `SHA` or `SHA+dirty` (`--commit`), for a tree without history; wins over git.
+        given: `SHA` or `SHA+dirty` (`--commit`), for a tree without history; taken as it is where git has no
+            answer.
+        results: as for `checkout`.
 
-    ('none', None) without git or a repository. UsageError for a `given` of another form.
+    ('none', None) without git or a repository. UsageError for a `given` of another form, or one that git
+    contradicts: it is not HEAD, or does not say that the tree has uncommitted changes.
     """
+    state = checkout(start, results=results)
     if given is None:
-        state = checkout(start)
         return state.commit, state.dirty
     match = _GIVEN.fullmatch(given.strip())
     if match is None:
         raise UsageError(f"commit: got {given!r}, want 7 to 40 hex digits, and +dirty for a changed tree")
-    name = match[1].lower()
-    if len(name) < 40:
-        root = package_root() if start is None else start
-        with contextlib.suppress(_NoAnswer):
-            full = _git(root, "rev-parse", "--verify", f"{name}^{{commit}}")
-            # A branch may have a name of hex digits.
-            name = full[:40] if full.startswith(name) else name
-    return name, match[2] is not None
+    name, dirty = match[1].lower(), match[2] is not None
+    if state.commit == "none":
+        return name, dirty
+    if not state.commit.startswith(name):
+        raise UsageError(f"commit: got {given}, but HEAD is {state.commit}; leave --commit out")
+    if state.dirty and not dirty:
+        raise UsageError(
+            f"commit: got {given}, but there are uncommitted changes on top of HEAD; give {name}+dirty, or leave "
+            "--commit out"
+        )
+    return state.commit, dirty
 
 
 def _git(folder: Path, *arguments: str) -> str:

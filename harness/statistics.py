@@ -33,8 +33,10 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half the length of the interval; infinite where there is none."""
-        return math.inf if self.low is None or self.high is None else (self.high - self.low) / 2
+        """The wider side of the interval, as people are shown it; infinite where there is none."""
+        if self.low is None or self.high is None:
+            return math.inf
+        return max(self.high - self.value, self.value - self.low)
 
 
 def block_bootstrap_indices(n: int, block: int, resamples: int, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -165,7 +167,7 @@ def _quantile(samples: Array, quantile: float) -> Any:
 class StopRule:
     """When a launch has enough rounds (measurement.md rule 7). Looks only at fixed rounds.
 
-    target: half-width of the headline's interval over its value. budget_s: asked at looks, and so never
+    target: the wider side of the headline's interval over its value. budget_s: asked at looks, and so never
     before the first. limit_s: asked at every round, for a case that would not reach its next look in time.
     """
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from harness import machine, metrics, record
 from harness.case import Case
 from harness.child import Child
 from harness.devices import Device
 from harness.profiles import Profile
 from harness.protocol import Begin, ControlDone, Done, Event, Job, Ready
-from harness.record import CaseResult, Record
+from harness.record import CaseResult, Control, Record
 
 # Workers started for one launch before what is left of it is given up.
 MAX_STARTS = 5
@@ -85,6 +87,8 @@ class _Run:
         # Why a launch of a case was left out, by key. Such a case stands in the record only at the end of the
         # run: before, it is one that a later launch, or the run resumed, may still measure.
         self._left_out: dict[str, str] = {}
+        # Controls that failed in this process's launches.
+        self._failed: dict[int, list[Control]] = {}
 
     def run(self) -> Record:
         self._keep()
@@ -97,7 +101,7 @@ class _Run:
             self._keep()  # The interrupt may have come while the last case was being written.
             raise
         self._note_left_out()
-        _condemn(self._kept)
+        metrics.judge_launches(self._kept, self._plan.target)
         metrics.derive_curves(self._kept)
         order = {case.key: place for place, case in enumerate(self._plan.cases)}
         self._kept.cases.sort(key=lambda case: order.get(case.key, len(order)))
@@ -161,10 +165,23 @@ class _Run:
             return heard
         with child:
             for event in child.events():
+                event = self._judged(event, launch)
                 self._take(event, launch, heard)
                 self._watch(event, launch)
             heard.reason = child.end()
         return heard
+
+    def _judged(self, event: Event, launch: int) -> Event:
+        """The event, and of a case measured after a control of its launch has failed, that it is invalid.
+
+        Controls vouch for what the same processes measure (measurement.md, rule 6): a run resumed later has its own.
+        """
+        if isinstance(event, ControlDone) and not event.control.passed:
+            self._failed.setdefault(launch, []).append(event.control)
+        if isinstance(event, Done) and event.status in record.MEASURED and launch in self._failed:
+            named = "; ".join(_words(control) for control in self._failed[launch])
+            return msgspec.structs.replace(event, status="invalid", reason=f"control failed: {named}")
+        return event
 
     def _take(self, event: Event, launch: int, heard: _Heard) -> None:
         kept = self._kept
@@ -231,16 +248,6 @@ def _severity(status: str) -> int:
     return record.STATUSES.index(status)
 
 
-def _condemn(kept: Record) -> None:
-    """A control that failed makes the overlap numbers of its run invalid (measurement.md, rule 6)."""
-    failed = [control for control in kept.controls if not control.passed]
-    if not failed:
-        return
-    named = "; ".join(
-        f"{control.name}: {'no number' if control.value is None else f'{control.value:.3g}'}, "
-        f"want {control.low:.3g} to {control.high:.3g}"
-        for control in failed
-    )
-    for case in kept.cases:
-        if case.measured:
-            case.status, case.reason = "invalid", f"control failed: {named}"
+def _words(control: Control) -> str:
+    value = "no number" if control.value is None else f"{control.value:.3g}"
+    return f"{control.name}: {value}, want {control.low:.3g} to {control.high:.3g}"

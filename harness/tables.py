@@ -5,7 +5,7 @@ columns, and says which.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.cells import cell_len
@@ -21,15 +21,22 @@ from harness.views import MEMORIES, STREAMS, Grid, metric, overlap_grid, remarks
 
 STYLES = {"ok": "green", "unsettled": "yellow", "skipped": "dim", "invalid": "bold red", "error": "bold red"}
 
+# As rich's SIMPLE_HEAD.
+ASCII_HEAD = box.Box("\n".join(["    ", "    ", " -- ", *["    "] * 5]), ascii=True)
+
 
 @dataclass(frozen=True)
 class Column:
-    """One column that is never wrapped. Where there is no room the highest `spare` goes first; 0 stays."""
+    """One column that is never wrapped or cut. Where there is no room the highest `spare` goes first; 0 stays.
+
+    last: it goes only where the names of the cases, in two lines each, still leave no room.
+    """
 
     title: str
     cells: Sequence[str]
     spare: int = 0
     styles: Sequence[str] = ()
+    last: bool = False
 
     @property
     def width(self) -> int:
@@ -47,38 +54,49 @@ class FittedTable:
     notes: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        kept, dropped = self._fit(options.max_width)
+        columns = [
+            replace(column, cells=[_plain(cell, options) for cell in column.cells]) for column in self.columns
+        ]
+        kept, dropped, room = self._fit(columns, options.max_width)
         table = _table(options)
-        table.add_column("case", min_width=min(self.label_width, options.max_width // 3))
+        table.add_column("case", min_width=min(self.label_width, room))
         for column in kept:
             table.add_column(column.title, justify="left" if column.styles else "right", no_wrap=True)
         for at, label in enumerate(self.labels):
-            cells = [Text(column.cells[at], column.styles[at] if column.styles else "") for column in kept]
-            table.add_row(Text(label), *(_encodable(cell, options) for cell in cells))
+            cells = (Text(column.cells[at], column.styles[at] if column.styles else "") for column in kept)
+            table.add_row(Text(label), *cells)
         yield Text(self.title, "bold")
         yield table
         if dropped:
             listed = ", ".join(column.title.replace("\n", " ") for column in dropped)
             yield Text(f"No room here for: {listed}. A wider terminal, the report and --json have them.")
-        yield from (Text(note) for note in self.notes)
+        yield from (Text(_plain(note, options)) for note in self.notes)
 
-    def _fit(self, width: int) -> tuple[list[Column], list[Column]]:
-        kept = list(self.columns)
-        while self.label_width + sum(column.width + 1 for column in kept) > width:
-            least = max(kept, key=lambda column: column.spare)
-            if not least.spare:
-                break
-            kept.remove(least)
-        return kept, [column for column in self.columns if column not in kept]
+    def _fit(self, columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column], int]:
+        """The columns kept, those dropped, and the room left for the names of the cases."""
+        longest_word = max((cell_len(word) for label in self.labels for word in label.split()), default=0)
+        two_lines = max(longest_word, -(-self.label_width // 2))
+        kept = list(columns)
+        for wanted, last in ((self.label_width, False), (two_lines, True)):
+            for column in sorted(columns, key=lambda column: -column.spare):
+                if column.spare and column.last == last and _room(kept, width) < wanted:
+                    kept.remove(column)
+        dropped = [column for column in columns if column not in kept]
+        return kept, dropped, max(longest_word, _room(kept, width))
+
+
+def _room(columns: Sequence[Column], width: int) -> int:
+    return width - sum(column.width + 1 for column in columns)
 
 
 def _table(options: ConsoleOptions) -> Table:
     """A table of bare columns under one line, one space apart."""
-    return Table(box=None if options.ascii_only else box.SIMPLE_HEAD, padding=(0, 0), show_edge=False)
+    lines = ASCII_HEAD if options.ascii_only else box.SIMPLE_HEAD
+    return Table(box=lines, padding=(0, 0), show_edge=False)
 
 
-def _encodable(text: Text, options: ConsoleOptions) -> Text:
-    return Text(text.plain.replace("±", "+-"), text.style) if options.ascii_only else text
+def _plain(text: str, options: ConsoleOptions) -> str:
+    return text.replace("±", "+-") if options.ascii_only else text
 
 
 def case_table(record: Record) -> RenderableType:
@@ -94,9 +112,9 @@ def case_table(record: Record) -> RenderableType:
         _numbers("compute\nms", cases, "compute_ms", spare=1),
         _numbers("serial\nms", cases, "serial_ms", spare=3),
         Column("overlapped\nms", [with_spread(metric(case, "overlapped_ms")) for case in cases]),
-        Column("hidden\nfraction", [ratio(value(case, "hidden_fraction")) for case in cases]),
-        Column("over\nbound", [ratio(value(case, "bound_ratio")) for case in cases]),
-        Column("over\nmodel", [ratio(value(case, "model_ratio")) for case in cases], spare=4),
+        Column("hidden\nfraction", _ratios(cases, "hidden_fraction"), spare=1, last=True),
+        Column("over\nbound", _ratios(cases, "bound_ratio"), spare=2, last=True),
+        Column("over\nmodel", _ratios(cases, "model_ratio"), spare=4),
         Column(
             "\nstatus",
             [_status(case, notes) for case in cases],
@@ -119,6 +137,10 @@ def _label(fields: Sequence[str], widths: Sequence[int], rest: str) -> str:
 
 def _numbers(title: str, cases: Sequence[CaseResult], name: str, spare: int) -> Column:
     return Column(title, [number(value(case, name)) for case in cases], spare)
+
+
+def _ratios(cases: Sequence[CaseResult], name: str) -> list[str]:
+    return [ratio(value(case, name)) for case in cases]
 
 
 def _footnotes(cases: Iterable[CaseResult]) -> dict[str, tuple[int, int]]:
@@ -155,11 +177,12 @@ class OverlapTable:
             table.add_column(title)
         for memory in MEMORIES:
             facts = [dict(self.grid.facts(memory, stream)) for stream in STREAMS]
-            names = list(dict.fromkeys(name for cell in facts for name in cell))
+            names = list(dict.fromkeys(name for cell in facts for name in cell if name)) or [""]
             for at, name in enumerate(names):
-                cells = (Text(cell.get(name, "")) for cell in facts)
+                # What has no name is all that its cell shows: it stands on the first line, whatever that is.
+                cells = (cell.get(name, cell.get("", "") if at == 0 else "") for cell in facts)
                 head = Text(memory if at == 0 else "", "bold")
-                table.add_row(head, Text(name), *(_encodable(cell, options) for cell in cells))
+                table.add_row(head, Text(name), *(Text(_plain(cell, options)) for cell in cells))
             table.add_row()
         yield Text(f"Does the copy hide behind the compute? ({self.grid.where})", "bold")
         yield table
@@ -177,7 +200,7 @@ def list_table(cases: Iterable[Case]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
     for name in names:
         if name not in fixed:
-            table.add_column(name, no_wrap=True)
+            table.add_column(name, overflow="fold")  # a value cut short could not be put into a pattern
     for text in texts:
         table.add_row(*(Text(text.get(name, "")) for name in names if name not in fixed))
     common = ", ".join(f"{name}={texts[0][name]}" for name in fixed if name != "family" and name in texts[0])

@@ -78,7 +78,11 @@ def hidden_fraction(transfer: T, compute: T, overlapped: T) -> T:
 
 @dataclass(frozen=True)
 class Curve:
-    """A fitted T(n): C1, K1 and o in the unit of the points, for a sample of `repeats` batches in a row."""
+    """A fitted T(n) of one batch: C1 and K1 of a batch and o of a chunk, in the unit of the points.
+
+    repeats: batches in a row, measured as one pipeline of n*repeats pieces. R batches take
+    R*M + R*m/(n*R) + (n*R + 1)*o, so one takes M + m/(n*R) + (n*R + 1)*o/R.
+    """
 
     c: float
     k: float
@@ -86,31 +90,31 @@ class Curve:
     repeats: int = 1
 
     def predict(self, n: int) -> float:
-        return two_stage(self.c, self.k, n * self.repeats, self.o)
+        return two_stage(self.c, self.k, n * self.repeats, self.o / self.repeats)
 
     @property
     def n_star(self) -> float:
         """The best number of chunks of a batch; infinite where a chunk costs nothing."""
-        return best_chunks(self.c, self.k, self.o) / self.repeats
+        return best_chunks(self.c, self.k, self.o / self.repeats) / self.repeats
 
 
 def fit_curve(points: Mapping[int, float], c1: float, k1: float, repeats: int = 1) -> Curve:
     """C1, K1 and o of T(n) fitted on the points of FIT_CHUNKS alone (measurement.md h2d (b)).
 
-    points: overlapped time by number of chunks; the ones outside FIT_CHUNKS are left for testing. T(n) is
+    points: overlapped time of one batch by number of chunks; the ones outside FIT_CHUNKS are left for testing. T(n) is
     linear in M, m and o, so three points fix all three without a start; least squares of the relative error
     holds M >= m >= 0 and o >= 0 where noise would break them. A curve cannot tell which leg is the longer
-    one: the measured solo times `c1` and `k1` do. A sample of several batches is one pipeline of n*repeats
-    pieces. Raises ValueError where a fit point is missing or not positive.
+    one: the measured solo times `c1` and `k1` do. repeats: batches in a row that the time was shared by, see
+    Curve. Raises ValueError where a fit point is missing or not positive.
     """
     from scipy.optimize import nnls  # half a second to import, and a reader of records fits nothing
 
     missing = [n for n in FIT_CHUNKS if not points.get(n, 0.0) > 0]
     if missing:
         raise ValueError(f"curve: no positive time at n = {', '.join(map(str, missing))}")
-    # T = (M - m) + m(1 + 1/n) + o(n + 1): non-negative unknowns are just the constraints.
+    # T = (M - m) + m(1 + 1/nR) + o(nR + 1)/R: non-negative unknowns are just the constraints.
     pieces = [n * repeats for n in FIT_CHUNKS]
-    rows = np.array([[1.0, 1 + 1 / n, n + 1] for n in pieces])
+    rows = np.array([[1.0, 1 + 1 / n, (n + 1) / repeats] for n in pieces])
     times = np.array([points[n] for n in FIT_CHUNKS])
     (excess, shorter, o), _ = nnls(rows / times[:, None], np.ones(len(times)))
     longer = excess + shorter

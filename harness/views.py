@@ -221,13 +221,13 @@ def _curve_name(case: CaseResult) -> str:
 
 
 def overlapped_series(case: CaseResult) -> list[list[float]]:
-    """Overlapped ms of each launch's rounds, in order; of several ranks the slowest: a step waits for it."""
+    """Overlapped ms of one batch, by launch and round in order; the slowest rank: a step waits for it."""
     found = []
     for launch in case.launches:
         ranks = [
             [r.arms["overlapped"] for r in rank.rounds if "overlapped" in r.arms] for rank in launch.ranks
         ]
-        slowest = [max(seen) for seen in zip(*ranks, strict=False)]
+        slowest = [max(seen) / launch.repeats for seen in zip(*ranks, strict=False)]
         found += [slowest] if slowest else []
     return found
 

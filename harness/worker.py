@@ -77,14 +77,20 @@ def run_job(job: Job, say: Say, *, began: float = STARTED) -> None:
                 reason = "the time budget was used up"
                 say(Done(key=key, status="skipped", reason=reason, launch=None, out_of_time=True))
                 continue
-            budget = job.profile.case_seconds
-            if left is not None:
-                budget = min(budget, left / (len(job.cases) - index))
-            say(_run_case(Case.parse(key, FAMILIES), job, backend, telemetry, budget, say))
+            rule = _rule(job, left, len(job.cases) - index)
+            say(_run_case(Case.parse(key, FAMILIES), job, backend, telemetry, rule, say))
         backend.close()
 
 
-def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, budget: float, say: Say) -> Done:
+def _rule(job: Job, left: float | None, cases: int) -> StopRule:
+    """When sampling a case ends, with `left` seconds for it and those after it, `cases` in all (None: no budget)."""
+    budget, limit = job.profile.case_seconds, SLOW * job.profile.case_seconds
+    if left is not None:
+        budget, limit = min(budget, left / cases), min(limit, left)
+    return StopRule(target=job.target, budget_s=budget, limit_s=limit)
+
+
+def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, rule: StopRule, say: Say) -> Done:
     """The case measured once; what goes wrong in it is told in its status and ends only this case."""
     began = time.monotonic()
     last = began
@@ -98,7 +104,6 @@ def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, budg
     workload = None
     try:
         workload = build(case, job.profile, backend)
-        rule = StopRule(target=job.target, budget_s=budget, limit_s=SLOW * job.profile.case_seconds)
         found = measure(workload, rule, allocations=backend.allocations, on_round=on_round)
         facts = workload.facts
     except Skip as skip:
@@ -114,7 +119,7 @@ def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, budg
         if workload is not None:
             workload.close()
     summary = validity.summarise(telemetry.since(began), found.windows, telemetry.missing)
-    status, reason = judge(found, validity.verdict(summary), job.target)
+    status, reason = judge(found, validity.verdict(summary), rule)
     summary["labels"] = validity.labels(summary)
     launch = Launch(
         index=job.launch,
@@ -128,18 +133,21 @@ def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, budg
     return Done(key=case.key, status=status, reason=reason, launch=launch)
 
 
-def judge(found: Measured, spoiled: list[str], target: float) -> tuple[Status, str]:
+def judge(found: Measured, spoiled: list[str], rule: StopRule) -> tuple[Status, str]:
     """Status and reason of one launch of a case, given what telemetry holds against it."""
+    rounds = len(found.rounds)
     if found.failed:
         return "invalid", found.failed
     if spoiled:
         return "invalid", "; ".join(spoiled)
-    if found.stop != "settled":
+    if found.stop == "settled":
+        return "ok", ""
+    if rounds < rule.looks[0]:
         return (
             "unsettled",
-            f"the interval was wider than {target:.1%} of the value after {len(found.rounds)} rounds",
+            f"its time was over after {rounds} rounds, before the first look at {rule.looks[0]}",
         )
-    return "ok", ""
+    return "unsettled", f"the interval was wider than {rule.target:.1%} of the value after {rounds} rounds"
 
 
 def one_line(error: BaseException) -> str:

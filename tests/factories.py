@@ -47,12 +47,16 @@ def h2d_case(**axes: Value) -> Case:
 
 
 def h2d_times(
-    case: Case, *, c_ms: float, k_ms: float, overhead_ms: float, hidden: float | None = None
+    case: Case, *, c_ms: float, k_ms: float, overhead_ms: float, hidden: float | None = None, repeats: int = 1
 ) -> dict[str, float]:
-    """The noise-free time of every arm; `hidden` fixes the hidden fraction instead of the cell's own law."""
-    n = case.number("chunks")
+    """The noise-free time of every arm; `hidden` fixes the hidden fraction instead of the cell's own law.
+
+    repeats: batches in the sample, whose pieces are one pipeline.
+    """
+    n = case.number("chunks") * repeats
     if case.word("memory") == "pageable":
         c_ms, k_ms = 6 * c_ms, 6 * k_ms
+    c_ms, k_ms = repeats * c_ms, repeats * k_ms
     transfer, compute = c_ms + n * overhead_ms, k_ms + n * overhead_ms
     serial = transfer + compute
     if hidden is None and case.word("stream") == "default":
@@ -62,8 +66,8 @@ def h2d_times(
     else:
         overlapped = serial - (0.4 if hidden is None else hidden) * min(transfer, compute)
     times = {"transfer": transfer, "compute": compute, "serial": serial, "overlapped": overlapped}
-    if n > 1:
-        times |= {"transfer_1": c_ms + overhead_ms, "compute_1": k_ms + overhead_ms}
+    if case.number("chunks") > 1:
+        times |= {arm: ms + repeats * overhead_ms for arm, ms in (("transfer_1", c_ms), ("compute_1", k_ms))}
     return times
 
 
@@ -94,6 +98,7 @@ def h2d_launch(
     host_ms: float | None = None,
     modes: Mapping[str, tuple[float, float]] | None = None,
     scale: float = 1.0,
+    repeats: int = 1,
     stop: str = "settled",
     dropped: Mapping[str, int] | None = None,
 ) -> Launch:
@@ -101,12 +106,14 @@ def h2d_launch(
 
     modes: arms whose samples alternate at random between two times. scale: multiplies every time (one launch
     differs from the next). host_ms: time to enqueue an arm; by default 0.02 per chunk, and the whole copy for
-    pageable memory. ranks: processes, each with noise of its own.
+    pageable memory. ranks: processes, each with noise of its own. repeats: batches in a sample; `c_ms`, `k_ms`
+    and `host_ms` are of one batch.
     """
-    times = h2d_times(case, c_ms=c_ms, k_ms=k_ms, overhead_ms=overhead_ms, hidden=hidden)
+    times = h2d_times(case, c_ms=c_ms, k_ms=k_ms, overhead_ms=overhead_ms, hidden=hidden, repeats=repeats)
     orders = balanced_orders(list(times))
     if host_ms is None:
-        host_ms = times["transfer"] if case.word("memory") == "pageable" else 0.02 * case.number("chunks")
+        pageable = case.word("memory") == "pageable"
+        host_ms = times["transfer"] / repeats if pageable else 0.02 * case.number("chunks")
     made = []
     for rank in range(ranks):
         rng = np.random.default_rng([zlib.crc32(case.key.encode()), seed, index, rank])
@@ -114,7 +121,7 @@ def h2d_launch(
         for arm, pair in (modes or {}).items():
             chosen = np.array(pair)[rng.integers(0, 2, rounds)]
             columns[arm] = chosen * (columns[arm] / (scale * times[arm]))
-        host = {arm: noisy(host_ms, rounds, noise=noise, rho=0.0, rng=rng) for arm in times}
+        host = {arm: noisy(repeats * host_ms, rounds, noise=noise, rho=0.0, rng=rng) for arm in times}
         made.append(
             Rank(
                 rounds=[
@@ -132,7 +139,13 @@ def h2d_launch(
         )
     timed = sum(sum(r.arms.values()) for r in made[0].rounds) / 1e3
     return Launch(
-        index=index, ranks=made, stop=stop, wall_s=timed * 1.4, timed_s=timed, dropped=dict(dropped or {})
+        index=index,
+        ranks=made,
+        stop=stop,
+        wall_s=timed * 1.4,
+        timed_s=timed,
+        dropped=dict(dropped or {}),
+        checks={"repeats": repeats},
     )
 
 

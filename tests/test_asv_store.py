@@ -63,6 +63,18 @@ def test_a_case_without_numbers_has_its_reason_and_no_samples(status: str) -> No
     assert rows(case)[case.key] == {"status": status, "reason": "thermal slowdown", "samples": None}
 
 
+def test_asv_is_given_times_of_one_batch() -> None:
+    """So that a profile with other repeats is no step, and sizes can be compared."""
+    case = factories.h2d_case()
+    one = rows(factories.h2d_result(case, noise=0.0))[case.key]["samples"]
+    four = rows(factories.h2d_result(case, noise=0.0, repeats=4))[case.key]["samples"]
+    for name in ("transfer_ms", "compute_ms", "host_blocked_ms"):
+        assert four[name] == pytest.approx(one[name])
+    # The ends of the pipeline are shared by four batches.
+    assert four["overlapped_ms"] < one["overlapped_ms"]
+    assert four["overlapped_ms"] == pytest.approx(one["overlapped_ms"], rel=0.15)
+
+
 def test_an_unsettled_case_counts() -> None:
     case = factories.h2d_result(factories.h2d_case(), status="unsettled", reason="budget")
     assert rows(case)[case.key]["samples"]["overlapped_ms"]
@@ -221,6 +233,86 @@ def test_a_further_record_is_appended_and_a_plain_one_replaces(project: Project)
     assert both[: len(one)] == one
     assert len(both) == 2 * len(one)
     assert samples(project.ingest(second)) == both[len(one) :]
+
+
+def unchanged(project: Project, path: Path, match: str) -> None:
+    """Appending is refused in one line, and asv's store stays as it was."""
+    before = everything(project.store)
+    with pytest.raises(UsageError, match=match) as refused:
+        project.ingest(path, append=True)
+    assert "\n" not in str(refused.value)
+    assert everything(project.store) == before
+
+
+def plain(project: Project, path: Path) -> None:
+    """File a record as `asv run` does by itself, without samples."""
+    asked = ("run", "--python=same", "--set-commit-hash", project.commits[0], "-m", MACHINE)
+    ran = project.asv(*asked, OVERLAP_RECORD=str(path))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_numbers_without_samples_are_not_replaced_by_appending(project: Project) -> None:
+    first, second = project.record(*measured(seed=1)), project.record(*measured(seed=2))
+    plain(project, first)
+    unchanged(project, second, "append: asv holds no samples of h2d.*: overlap ingest RECORD")
+    project.ingest(first)
+    project.ingest(second, append=True)
+
+
+def test_nothing_to_append_to_is_refused(project: Project) -> None:
+    first, second = project.record(*measured(seed=1)), project.record(*measured(seed=2))
+    match = "append: asv holds no numbers of its cases; .*: overlap ingest RECORD"
+    unchanged(project, first, match)
+    project.ingest(first)
+    other = record.read(second)
+    other.software["torch"] = "2.12.0"
+    record.write(second, other)
+    unchanged(project, second, match)
+    cases = [factories.h2d_result(factories.h2d_case(chunks=64), seed=2)]
+    unchanged(project, project.record(*cases), match)
+
+
+def test_samples_of_another_method_are_not_replaced_by_appending(project: Project) -> None:
+    file = project.ingest(project.record(*measured(seed=1))).file
+    found = json.loads(file.read_text())
+    at = found["result_columns"].index("version")
+    for cells in found["results"].values():
+        cells[at] = "method-0"
+    file.write_text(json.dumps(found))
+    unchanged(project, project.record(*measured(seed=2)), "append: asv holds no samples of h2d")
+
+
+def test_a_case_that_failed_in_the_first_record_gets_its_samples_from_the_second(project: Project) -> None:
+    good = factories.h2d_result(CASES[0], seed=1)
+    bad = factories.h2d_result(CASES[1], status="invalid", reason="thermal slowdown")
+    project.ingest(project.record(good, bad))
+    done = project.ingest(project.record(*measured(seed=2)), append=True)
+    assert done.cases == 2
+
+
+def test_no_launch_is_appended_twice(project: Project) -> None:
+    first, second = project.record(*measured(seed=1)), project.record(*measured(seed=2))
+    project.ingest(first)
+    unchanged(
+        project, first, "append: asv holds the samples of launch 0 of .* already .*append each record once"
+    )
+    project.ingest(second, append=True)
+    for path in (first, second):
+        unchanged(project, path, "append: asv holds the samples of launch 0")
+    # The same launch within a record of more of them.
+    whole = record.read(project.record(*measured(seed=3, launches=2)))
+    for case, held in zip(whole.cases, record.read(second).cases, strict=True):
+        case.launches[1].ranks = held.launches[0].ranks
+    path = project.record()
+    record.write(path, whole)
+    unchanged(project, path, "append: asv holds the samples of launch 1 of")
+
+
+def test_a_run_of_samples_is_found_anywhere_and_whole_only() -> None:
+    held = asv_store._is_run_in
+    assert all(held(run, [1.0, 2.0, 3.0]) for run in ([1.0], [2.0, 3.0], [1.0, 2.0, 3.0]))
+    assert not any(held(run, [1.0, 2.0, 3.0]) for run in ([1.0, 3.0], [3.0, 2.0], [1.0, 2.0, 3.0, 4.0]))
+    assert not held([1.0], [])
 
 
 def test_a_bad_case_is_a_failure_of_its_own(project: Project) -> None:

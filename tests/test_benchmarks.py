@@ -17,7 +17,7 @@ import factories
 import json5
 import pytest
 
-from harness import METHOD_VERSION, asv_store, record, suites
+from harness import METHOD_VERSION, asv_store, record, source, suites
 from harness.errors import OverlapError
 from harness.profiles import packaged
 
@@ -47,6 +47,8 @@ sys.exit(int(os.environ.get("CODE", "0")))
 def common(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     for name in [name for name in os.environ if name.startswith(("OVERLAP_", "ASV"))]:
         monkeypatch.delenv(name)
+    # As in asv's own environments, git has no answer there.
+    monkeypatch.setattr(source, "package_root", lambda: tmp_path)
     monkeypatch.setenv("OVERLAP_ASV_RESULTS", str(tmp_path / "store"))
     monkeypatch.setenv("OVERLAP_DEVICE", "cpu")
     monkeypatch.syspath_prepend(ROOT)
@@ -172,6 +174,40 @@ def test_one_run_in_a_folder_of_its_own_serves_every_reader(
     assert set(cache) == {case.key for case in RESULTS}
     assert len(json.dumps(cache)) < 1000, "every reader unpickles this"
     assert len(list((tmp_path / "kept" / "records").glob("*/*.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("dirty", "accepted", "given"),
+    [(None, "", COMMIT), (False, "", COMMIT), (True, "", f"{COMMIT}+dirty"), (False, "1", f"{COMMIT}+dirty")],
+)
+def test_the_run_is_given_a_commit_that_it_takes(
+    common: ModuleType,
+    stand_in: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dirty,
+    accepted,
+    given,
+) -> None:
+    """A tree that is changed elsewhere than in what is measured: asv's plugin has let it pass."""
+    state = source.Checkout("none" if dirty is None else COMMIT, dirty)
+    monkeypatch.setattr(source, "checkout", lambda start=None, *, results=None: state)
+    monkeypatch.setenv("ASV_COMMIT", COMMIT)
+    monkeypatch.setenv("OVERLAP_ACCEPT_DIRTY", accepted)
+    _measured(common, tmp_path / "asv")
+    arguments, _ = json.loads(stand_in.read_text())
+    assert arguments[-2:] == ["--commit", given]
+    assert source.commit(None, given) == (COMMIT, given != COMMIT)
+
+
+def test_a_tree_at_another_commit_is_told_before_anything_is_measured(
+    common: ModuleType, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "checkout", lambda: source.Checkout("f" * 40, False))
+    monkeypatch.setenv("ASV_COMMIT", COMMIT)
+    with pytest.raises(RuntimeError, match=f"under {COMMIT}, but the tree is at {'f' * 40}"):
+        _measured(common, tmp_path / "asv")
+    assert not stand_in.exists()
 
 
 @pytest.mark.parametrize("code", ["0", "3", "4"])

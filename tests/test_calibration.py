@@ -10,7 +10,7 @@ from harness import calibration, profiles
 from harness.backends import get_backend
 from harness.case import Case
 from harness.devices import Device
-from harness.errors import MeasurementError, UsageError
+from harness.errors import MeasurementError, Skip, UsageError
 from harness.families import H2D, MIB
 from harness.profiles import H2DSizes, Profile, read_profile
 from harness.workloads.h2d import H2DWorkload
@@ -134,7 +134,46 @@ def test_what_has_no_meaning_here_is_said_and_keeps_the_sizes_of_the_start(littl
     said = []
     found = calibration._tables("cpu", start(), said.append)
     assert found.columns["pinned"] == found.repeats["pinned"] == PINNED
-    assert "pinned 1MiB: pinned memory has no meaning on the cpu backend: no device reads it" in said
+    assert [line for line in said if line.startswith("pinned")] == [
+        "pinned: pinned memory has no meaning on the cpu backend: no device reads it"
+    ]
+
+
+def test_a_size_that_does_not_fit_is_named(little, monkeypatch):
+    real = calibration._balance
+
+    def balance(start, memory, size, backend):
+        if memory == "pageable" and size == 4 * MIB:
+            raise Skip("no room")
+        return real(start, memory, size, backend)
+
+    model(monkeypatch, lambda columns: columns / 32)
+    monkeypatch.setattr(calibration, "_balance", balance)
+    said: list[str] = []
+    calibration._tables("cpu", start(), said.append)
+    assert "pageable 4MiB: no room" in said
+
+
+@pytest.mark.parametrize(
+    ("compute_ms", "words"),
+    [
+        (lambda columns: columns / 32, "legs balanced: compute over copy is 1.00 to 1.00"),
+        (lambda columns: 1.24, "legs balanced: compute over copy is 1.24 to 1.24"),
+        (lambda columns: 1.26, "compute over copy is 1.26 to 1.26: 2 of 2 sizes lie outside 0.8 to 1.25"),
+        (lambda columns: 0.5, "compute over copy is 0.50 to 0.50: 2 of 2 sizes lie outside 0.8 to 1.25"),
+    ],
+)
+def test_balance_is_said_only_of_legs_that_are_balanced(little, monkeypatch, compute_ms, words):
+    model(monkeypatch, compute_ms)
+    said: list[str] = []
+    calibration._tables("cpu", start(), said.append)
+    assert said[-1] == words
+
+
+def test_the_range_over_all_sizes_is_said():
+    words = calibration._balance_words([0.5, 1.0, 1.5])
+    assert words == "compute over copy is 0.50 to 1.50: 2 of 3 sizes lie outside 0.8 to 1.25"
+    assert "nothing was measured" in calibration._balance_words([])
 
 
 def test_the_child_reads_a_profile_and_writes_its_sizes(little, monkeypatch, capfd):
@@ -154,8 +193,8 @@ def test_a_profile_is_made_of_the_child_s_sizes_and_the_rest_of_the_start(tmp_pa
         monkeypatch,
         f'cat > "{tmp_path}/given"; cat "{tmp_path}/sizes"; echo "$@" > "{tmp_path}/asked"',
     )
-    said, output = [], tmp_path / "made" / "mine.json"
-    made = calibration.calibrate("mine", Device("cpu", "a model", 2), output, say=said.append)
+    output = tmp_path / "made" / "mine.json"
+    made = calibration.calibrate("mine", Device("cpu", "a model", 2), output)
     base = profiles.packaged()["cpu"]
     assert msgspec.json.decode((tmp_path / "given").read_bytes(), type=Profile) == base
     assert (tmp_path / "asked").read_text() == "-m harness.calibration cpu\n"
@@ -165,7 +204,6 @@ def test_a_profile_is_made_of_the_child_s_sizes_and_the_rest_of_the_start(tmp_pa
     )
     assert made.key.startswith("mine.")
     assert output.read_text().count("\n") > 20, "written for people and for git"
-    assert said == ["legs balanced on a model"]
     assert [gone(child) for child in children] == [True]
 
 
@@ -182,7 +220,7 @@ def test_a_profile_is_made_of_the_child_s_sizes_and_the_rest_of_the_start(tmp_pa
 def test_a_child_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, children, script, words):
     stand_in(tmp_path, monkeypatch, script)
     with pytest.raises(MeasurementError) as caught:
-        calibration.calibrate("mine", CPU, tmp_path / "mine.json", say=lambda text: None)
+        calibration.calibrate("mine", CPU, tmp_path / "mine.json")
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 4
@@ -194,7 +232,7 @@ def test_a_child_that_never_ends_is_ended(tmp_path, monkeypatch, children):
     monkeypatch.setattr(calibration, "SECONDS", 0.2)
     stand_in(tmp_path, monkeypatch, "exec sleep 600")
     with pytest.raises(MeasurementError, match=r"calibrate: not done after 0\.2 s; ended"):
-        calibration.calibrate("mine", CPU, tmp_path / "mine.json", say=lambda text: None)
+        calibration.calibrate("mine", CPU, tmp_path / "mine.json")
     assert [gone(child) for child in children] == [True]
     assert not (tmp_path / "mine.json").exists()
 
@@ -206,15 +244,13 @@ def test_an_interrupt_ends_the_child_too(tmp_path, monkeypatch, children):
     stand_in(tmp_path, monkeypatch, "exec sleep 600")
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        calibration.calibrate("mine", CPU, tmp_path / "mine.json", say=lambda text: None)
+        calibration.calibrate("mine", CPU, tmp_path / "mine.json")
     assert [gone(child) for child in children] == [True]
 
 
 def test_a_device_that_cannot_be_opened_is_said_by_the_real_child_without_a_traceback(tmp_path, capfd):
     with pytest.raises(MeasurementError, match="ended with exit code 2"):
-        calibration.calibrate(
-            "mine", Device("tpu", "a model", 1), tmp_path / "mine.json", say=lambda text: None
-        )
+        calibration.calibrate("mine", Device("tpu", "a model", 1), tmp_path / "mine.json")
     assert capfd.readouterr().err == "calibrate: device: got 'tpu', want cuda or cpu\n"
 
 
@@ -228,8 +264,8 @@ def test_a_cpu_too_small_to_measure_on_is_said_without_a_traceback(monkeypatch, 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", "-x", "a" * 65, "x\n"])
 def test_a_bad_name_is_refused_before_anything_is_started(tmp_path, children, name):
-    with pytest.raises(UsageError, match="got"):
-        calibration.calibrate(name, CPU, tmp_path / "mine.json", say=lambda text: None)
+    with pytest.raises(UsageError, match=r"^name: got .*, want up to 64 letters"):
+        calibration.calibrate(name, CPU, tmp_path / "mine.json")
     assert not children
     assert list(tmp_path.iterdir()) == []
 
@@ -238,5 +274,5 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_started(
     (tmp_path / "file").write_bytes(b"")
     output = tmp_path / "file" / "mine.json"
     with pytest.raises(UsageError, match=r"^calibrate: cannot write .*: Not a directory$"):
-        calibration.calibrate("mine", CPU, output, say=lambda text: None)
+        calibration.calibrate("mine", CPU, output)
     assert not children

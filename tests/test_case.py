@@ -79,7 +79,16 @@ def test_parsing_takes_axes_in_any_order_and_fills_in_defaults():
         ("h2d[chunks=8]]", "want family"),
         ("H2D[chunks=8]", "want family"),
         ("d2h[chunks=8]", "got family 'd2h', want one of h2d"),
-        ("h2d[]", "h2d: axis 'memory' is missing, want pinned or pageable"),
+        (KEY.replace("memory=pinned,", ""), "h2d: axis 'memory' is missing, want pinned or pageable"),
+        (
+            KEY.replace("memory=pinned,", "").replace("chunks=8", "ratio=x").replace("ratio=1,", ""),
+            "h2d: ratio: got 'x'",
+        ),
+        (
+            KEY.replace("memory=pinned,", "").replace("chunks=8,", ""),
+            r"h2d: axes are missing: 'memory' \(pinned or pageable\), 'chunks' \(a whole number from 1 to 64\)$",
+        ),
+        ("h2d[]", "h2d: axes are missing: 'memory' .*'stream' .*'chunks' .*'size' .*'ratio' .*'gate' .*'profile'"),
         (KEY.replace("chunks=8,", ""), "h2d: axis 'chunks' is missing, want a whole number from 1 to 64"),
         (KEY.replace("chunks=8", "chunks=0"), "h2d: chunks: got 0, want a whole number from 1 to 64"),
         (KEY.replace("chunks=8", "chunks=eight"), "h2d: chunks: got 'eight', want a whole number"),

@@ -14,7 +14,7 @@ import factories
 import pytest
 
 import harness
-from harness import cli, devices, host, record, supervise
+from harness import cli, devices, host, record, source, supervise
 from harness.protocol import Begin, Done
 from harness.record import Record
 
@@ -43,6 +43,8 @@ class Overlap:
     ) -> None:
         self.folder, self._monkeypatch, self._capsys = folder, monkeypatch, capsys
         monkeypatch.chdir(folder)
+        # A copied tree, without history, wherever these tests run.
+        monkeypatch.setattr(source, "package_root", lambda: folder)
 
     def __call__(self, *arguments: str) -> Said:
         self._monkeypatch.setattr(sys, "argv", ["overlap", *arguments])
@@ -130,6 +132,7 @@ def with_chunks(chunks: object) -> str:
         (["run", "--profile", "nope"], "profile: got 'nope', want one of"),
         (["run", "--profile", "nowhere.json"], "profile: cannot read nowhere.json: No such file"),
         (["run", "--machine", "../up"], "machine: got '../up', want up to 64 letters"),
+        (["run", "--machine", ""], "machine: got '', want up to 64 letters"),
         (["run", "--commit", "main"], "commit: got 'main', want 7 to 40 hex digits"),
         (["run", "--results", "afile"], "'--results': Directory 'afile' is a file"),
         (["run", "--results", "afile/below"], "results: cannot write afile/below/records/"),
@@ -139,7 +142,9 @@ def with_chunks(chunks: object) -> str:
         (["list", "--suite", "nope"], "suite: got 'nope'"),
         (["list", "--case", "nope"], "case: got 'nope', which matches none of the"),
         (["show"], "Missing argument 'RECORD'; see overlap show --help"),
-        (["calibrate", "../up", "--device", "cpu", "--output", "x.json"], "got '../up'"),
+        (["run", "--note-record", "afile/note", "--resume", "nowhere.json"], "nowhere.json: cannot read"),
+        (["calibrate", "../up", "--device", "cpu", "--output", "x.json"], "name: got '../up', want up to 64 letters"),
+        (["calibrate", "../profiles/cpu", "--device", "cpu"], "name: got '../profiles/cpu', want up to 64 letters"),
         (["calibrate", "cpu", "--device", "cpu"], "exists, and its cases carry its hash; give --output or --force"),
     ],
 )  # fmt: skip
@@ -388,6 +393,26 @@ def test_the_command_is_recorded_without_paths(overlap):
     assert str(overlap.folder) not in only_record(overlap.folder).read_text()
 
 
+@pytest.mark.parametrize("noted", [["--note-record", "a note"], ["--note-record=a note"]])
+def test_the_record_is_noted_as_soon_as_it_exists(overlap, monkeypatch, noted):
+    def run(plan, kept, path, watch):
+        assert Path("a note").read_text() == f"{path}\n"
+        assert path.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(supervise, "run", run)
+    said = overlap("run", *noted, "--device", "cpu", "--results", "kept", *cases(ONE))
+    assert said.code == 130
+    path = Path(Path("a note").read_text().rstrip())
+    kept = record.read(path)
+    assert kept.run.command == ["run", "--device", "cpu", "--results", "kept", "--case", ONE]
+    Path("a note").unlink()
+    overlap.stage({"ok0": ""})
+    assert overlap("run", *noted, "--resume", str(path)).code == 0
+    assert Path("a note").read_text() == f"{path}\n"
+    assert "note-record" not in overlap("run", "--help").out
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_tells_how_to_go_on(overlap, monkeypatch, number):
     def run(plan, kept, path, watch):
@@ -428,7 +453,8 @@ def start(folder: Path, *arguments: str, **options: object) -> subprocess.Popen[
     return subprocess.Popen(
         [sys.executable, "-m", "harness", *arguments],
         cwd=folder,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        # Without git, as on a copied tree: the commit given is the one that counts.
+        env=dict(os.environ, PYTHONPATH=str(ROOT), PATH=str(folder)),
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),  # type: ignore[call-overload]
@@ -543,7 +569,9 @@ def test_a_run_that_is_killed_leaves_its_finished_cases_and_no_worker(tmp_path):
     assert [case.status for case in half.cases][:1] == ["skipped"]
     assert len(half.cases) < 3
     assert not half.run.finished
-    again = finish(start(tmp_path, "run", "--resume", *QUICK[2:]))
+    # Without --commit: git has no answer, and the record's own stands.
+    assert QUICK[-2:] == ("--commit", COMMIT)
+    again = finish(start(tmp_path, "run", "--resume", *QUICK[2:-2]))
     assert again.code == 0, again.err
     kept = record.read(only_record(tmp_path))
     assert kept.run.finished

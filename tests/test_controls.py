@@ -59,7 +59,7 @@ class Broken:
 
     def copy(self, target: Any, source: Any, stream: Any) -> None:
         if self._what == "copies never grow":
-            target, source = target[:64], source[:64]
+            target, source = target[:4096], source[:4096]
         self._real.copy(target, source, stream)
 
     def gemm(self, x: Any, weights: Any, out: Any) -> None:

@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -21,6 +26,22 @@ def line(ax, label):
 
 def labels(ax):
     return ax.get_legend_handles_labels()[1]
+
+
+@pytest.mark.parametrize("variable", ["HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME"])
+def test_a_home_that_cannot_be_written_is_no_news(tmp_path, variable):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "MPL"))}
+    environment |= {"HOME": str(tmp_path), variable: str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp")}
+    environment["PYTHONPATH"] = str(Path(figures.__file__).parents[1])
+    # matplotlib's own names for them, which it only looks up when it needs them.
+    code = "from harness import figures; figures.mpl.get_configdir(), figures.mpl.get_cachedir()"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert list((tmp_path / "tmp").iterdir()) == [], "the private folder is gone with the process"
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from harness import metrics, theory
 from harness.case import Case
-from harness.metrics import METRICS, derive, derive_curves, launch_values, samples
+from harness.metrics import METRICS, derive, derive_curves, judge_launches, launch_values, samples
 from harness.record import CaseResult, Launch, Rank, Round, dumps, loads
 from harness.statistics import StopRule
 
@@ -141,9 +141,88 @@ def test_batches_of_a_sample_are_one_pipeline():
     """Two batches of 8 chunks: 16 pieces of 0.5 and 0.625 ms."""
     result = result_of(EIGHT, launch_of(TIMES, checks={"repeats": 2}))
     assert result.model["pieces"] == 16
-    assert result.model["piece_ms"] == pytest.approx(0.5 + 16 * 0.625)
+    assert result.model["piece_ms"] == pytest.approx((0.5 + 16 * 0.625) / 2)
     assert result.metrics["model_ratio"].value == pytest.approx(12.0 / 10.5)
     assert result_of(EIGHT, launch_of(TIMES, checks={"repeats": "many"})).model["pieces"] == 8
+
+
+def test_times_are_of_one_batch_however_many_a_sample_holds():
+    """Else a small batch, of which many fit in a sample, would look as slow as a large one."""
+    one = result_of(EIGHT, launch_of(*[TIMES] * 20))
+    four = {arm: 4 * ms for arm, ms in TIMES.items()}
+    result = result_of(EIGHT, launch_of(*[four] * 20, host=12.0, checks={"repeats": 4}))
+    same = set(METRICS) - {"model_ratio"}
+    assert {name: values(result)[name] for name in same} == pytest.approx({n: EXPECTED[n] for n in same})
+    assert {name: result.model[name] for name in ("bound_ms", "realised_ratio")} == {
+        name: one.model[name] for name in ("bound_ms", "realised_ratio")
+    }
+    assert samples(result, "overlapped_ms") == samples(one, "overlapped_ms") == [12.0] * 20
+    assert launch_values(result, "host_blocked_ms") == [3.0]
+    assert result.launches[0].ranks[0].rounds[0].arms == four, "the record keeps what was timed"
+
+
+def test_each_launch_is_divided_by_its_own_batches():
+    double = {arm: 2 * ms for arm, ms in TIMES.items()}
+    result = result_of(EIGHT, launch_of(TIMES), launch_of(double, index=1, checks={"repeats": 2}))
+    assert launch_values(result, "overlapped_ms") == [12.0, 12.0]
+
+
+def test_two_modes_are_told_in_times_of_one_batch():
+    result = h2d_result(EIGHT, rounds=80, repeats=4, modes={"overlapped": (20.0, 24.0)})
+    low, high, _ = result.checks["bimodal"]["overlapped"]
+    assert (low, high) == pytest.approx((5.0, 6.0), rel=0.02)
+
+
+@pytest.mark.parametrize("repeats", [1, 4])
+def test_a_curve_of_small_batches_finds_the_same_cost_per_chunk(repeats: int):
+    made = record(*curve_results(repeats=repeats, overhead_ms=0.02, noise=0.0))
+    for case in made.cases:
+        assert case.model["curve_overhead_ms"] == pytest.approx(0.02, rel=1e-3)
+        assert case.model["curve_transfer_ms"] == pytest.approx(4.87, rel=1e-3)
+        assert case.model["curve_compute_ms"] == pytest.approx(4.21, rel=1e-3)
+        assert case.model["curve_ms"] == pytest.approx(case.metrics["overlapped_ms"].value, rel=1e-3)
+        assert case.model["n_star"] == pytest.approx(math.sqrt(4.21 / (0.02 * repeats)), rel=1e-3)
+
+
+def apart(*scales: float, status: str = "ok", reason: str = "") -> CaseResult:
+    """A case whose launches each know their value well; `scales` is what they differ by."""
+    made = [h2d_launch(EIGHT, index=at, scale=scale, noise=0.001) for at, scale in enumerate(scales)]
+    return derive(unmeasured(EIGHT, status, reason, launches=made))
+
+
+def test_launches_that_disagree_leave_a_case_unsettled():
+    result = apart(1.0, 1.14, 0.9)
+    judge_launches(record(result), 0.04)
+    assert result.status == "unsettled"
+    wide = round(100 * result.metrics["overlapped_ms"].spread)
+    assert wide == 14
+    assert result.reason == "3 launches differ: the interval is +-14 % of the value, target 4 %"
+    assert derive(result).status == "unsettled"
+
+
+@pytest.mark.parametrize(
+    ("scales", "target", "status"),
+    [((1.0, 1.002, 0.998), 0.04, "ok"), ((1.0,), 1e-9, "ok"), ((1.0, 1.14), 0.5, "ok")],
+)
+def test_launches_that_agree_and_a_single_one_stay_ok(scales, target: float, status: str):
+    result = apart(*scales)
+    judge_launches(record(result), target)
+    assert (result.status, result.reason) == (status, "")
+
+
+@pytest.mark.parametrize("status", ["unsettled", "skipped", "invalid", "error"])
+def test_what_is_wrong_already_keeps_its_reason(status: str):
+    result = apart(1.0, 1.14, 0.9, status=status, reason="thermal slowdown")
+    judge_launches(record(result), 0.04)
+    assert (result.status, result.reason) == (status, "thermal slowdown")
+
+
+def test_what_is_known_of_an_ok_case_stays_beside_the_new_reason():
+    result = apart(1.0, 1.14, reason="measured in 2 of 3 launches: budget")
+    judge_launches(record(result), 0.04)
+    assert result.reason.startswith(
+        "measured in 2 of 3 launches: budget; 2 launches differ: the interval is +-"
+    )
 
 
 def test_step_of_several_ranks_is_the_slowest_of_each_round():
@@ -254,7 +333,7 @@ def test_what_settled_a_launch_is_the_interval_shown():
     for seed in range(10):
         result = h2d_result(EIGHT, rounds=40, noise=0.02, seed=seed)
         found = result.metrics["overlapped_ms"]
-        settled = (found.high - found.low) / 2 <= rule.target * found.value
+        settled = found.spread <= rule.target
         assert rule.settled(samples(result, "overlapped_ms")) == settled
 
 

@@ -7,7 +7,7 @@ import factories
 import pytest
 from fake_nvml import A, B, FakeGpu, install
 
-from harness import METHOD_VERSION, devices, host, profiles, record, runs
+from harness import METHOD_VERSION, devices, host, profiles, record, runs, source
 from harness.devices import Device
 from harness.errors import RecordError, UsageError
 from harness.record import Record
@@ -19,6 +19,20 @@ SMALL = "h2d[memory=pageable,stream=side,chunks=2,size=1MiB,ratio=1,gate=off]"
 LARGE = "h2d[memory=pageable,stream=side,chunks=2,size=1GiB,ratio=1,gate=off]"
 UUID = "GPU-0a1b2c3d-0000-0000-0000-000000000001"
 H200 = Device("cuda", "NVIDIA H200", 1, UUID)
+
+
+@pytest.fixture(autouse=True)
+def no_history(tmp_path, monkeypatch):
+    """A copied tree: git has no answer, wherever these tests run."""
+    copied = tmp_path.parent / f"{tmp_path.name}-tree"
+    copied.mkdir()
+    monkeypatch.setattr(source, "package_root", lambda: copied)
+
+
+def head(monkeypatch, commit: str, dirty: bool = False) -> None:
+    """A tree with history."""
+    state = source.Checkout(commit, dirty)
+    monkeypatch.setattr(source, "checkout", lambda start=None, *, results=None: state)
 
 
 def options(folder: Path, **chosen: object) -> Options:
@@ -83,6 +97,7 @@ def test_target_machine_and_controls_are_taken(tmp_path):
         ({"profile": "nope"}, "profile: got 'nope'"),
         ({"profile": "/nowhere/x.json"}, "profile: cannot read /nowhere/x.json"),
         ({"machine": "../up"}, "machine: got '../up'"),
+        ({"machine": ""}, "machine: got ''"),
         ({"commit": "HEAD"}, "commit: got 'HEAD', want 7 to 40 hex digits"),
         ({"seconds": float("nan")}, "budget: got nan, want a finite number above 0"),
         ({"seconds": float("inf")}, "budget: got inf"),
@@ -235,7 +250,8 @@ def test_cases_that_ended_in_an_error_are_measured_anew(tmp_path):
 def test_other_results_stay(tmp_path, status):
     kept, path = begun(tmp_path)
     plan, _, _ = resume(options(tmp_path), str(path))
-    kept.cases = [factories.unmeasured(plan.cases[0], status, "a reason")]
+    made = factories.h2d_result if status in record.MEASURED else factories.unmeasured
+    kept.cases = [made(plan.cases[0], status=status, reason="a reason")]
     record.write(path, kept)
     _, again, _ = resume(options(tmp_path), str(path))
     assert [case.status for case in again.cases] == [status]
@@ -257,7 +273,7 @@ def test_other_results_stay(tmp_path, status):
         (lambda kept: kept.software.update(torch="1.0"), "begun with torch 1.0, this is"),
         (lambda kept: kept.machine.cpu.update(model="another CPU"), "begun with model another CPU, this is"),
         (lambda kept: setattr(kept.run, "planned", []), "names no planned case"),
-        (lambda kept: setattr(kept.run, "planned", ["h2d[chunks=0]"]), "h2d: axis 'memory' is missing"),
+        (lambda kept: setattr(kept.run, "planned", ["h2d[chunks=0]"]), "h2d: axes are missing: 'memory'"),
         (lambda kept: setattr(kept.machine, "device", "tpu"), "device: got 'tpu'"),
         (
             lambda kept: setattr(
@@ -278,10 +294,45 @@ def test_a_run_that_cannot_go_on_is_refused(tmp_path, change, message):
     assert path.read_bytes() == before
 
 
-def test_a_commit_that_is_not_given_again_is_another(tmp_path):
+@pytest.mark.parametrize("given", [COMMIT, f"{COMMIT}+dirty"])
+def test_without_history_a_run_goes_on_with_the_commit_it_was_begun_with(tmp_path, given):
+    _, path = begun(tmp_path, commit=given)
+    _, again, _ = resume(options(tmp_path, commit=None), str(path))
+    assert (again.run.commit, again.run.dirty) == (COMMIT, given != COMMIT)
+    with pytest.raises(UsageError, match=r"begun with commit .*, this is fedcba98;"):
+        resume(options(tmp_path, commit="fedcba98"), str(path))
+
+
+def test_with_history_a_run_goes_on_at_its_own_commit_only(tmp_path, monkeypatch):
     _, path = begun(tmp_path)
-    with pytest.raises(UsageError, match=f"begun with commit {COMMIT}, this is"):
+    head(monkeypatch, COMMIT)
+    resume(options(tmp_path, commit=None), str(path))
+    head(monkeypatch, "f" * 40)
+    with pytest.raises(UsageError, match=f"begun with commit {COMMIT}, this is {'f' * 40};"):
         resume(options(tmp_path, commit=None), str(path))
+    head(monkeypatch, COMMIT, dirty=True)
+    with pytest.raises(UsageError, match=f"begun with commit {COMMIT}, this is {COMMIT}\\+dirty;"):
+        resume(options(tmp_path, commit=None), str(path))
+
+
+def test_results_in_the_clone_leave_the_tree_clean(tmp_path, monkeypatch):
+    asked = []
+
+    def checkout(start=None, *, results=None):
+        asked.append(results)
+        return source.Checkout(COMMIT, False)
+
+    monkeypatch.setattr(source, "checkout", checkout)
+    _, path = begun(tmp_path, results=tmp_path / "kept")
+    resume(options(tmp_path, results=tmp_path / "kept"), "latest")
+    resume(options(tmp_path), str(path))
+    assert asked == [tmp_path / "kept"] * 3, "a record's own store, whatever --results says"
+
+
+def test_a_commit_that_is_not_head_is_refused(tmp_path, monkeypatch):
+    head(monkeypatch, "f" * 40)
+    with pytest.raises(UsageError, match=f"commit: got {COMMIT}, but HEAD is {'f' * 40}"):
+        prepare(options(tmp_path))
 
 
 def test_another_gpu_is_refused_and_the_same_is_not(tmp_path, monkeypatch):
@@ -361,6 +412,13 @@ def test_an_unreadable_record_does_not_hide_the_others(tmp_path):
     path.unlink()
     with pytest.raises(UsageError, match=r"no unfinished record under .* that can be read \(.*broken\.json"):
         resume(options(tmp_path), "latest")
+
+
+@pytest.mark.parametrize("which", ["latest", "path"])
+def test_no_name_for_a_machine_is_refused_when_going_on_too(tmp_path, which):
+    _, path = begun(tmp_path)
+    with pytest.raises(UsageError, match="machine: got ''"):
+        resume(options(tmp_path, machine=""), str(path) if which == "path" else which)
 
 
 def test_where_there_are_no_records_none_is_found(tmp_path):

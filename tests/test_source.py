@@ -57,6 +57,31 @@ def test_results_are_no_change_of_the_code(repository):
     assert commit(repository, None)[1] is False
 
 
+@pytest.mark.parametrize("chosen", ["kept", "deep/kept", "records [1]", "."])
+def test_results_kept_elsewhere_in_the_clone_are_no_change_of_the_code_either(repository, chosen):
+    file = repository / chosen / "records" / "m" / "x.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert commit(repository, None)[1] is True
+    assert commit(repository, None, results=repository / chosen)[1] is False
+    (repository / "new.py").write_text("")
+    assert commit(repository, None, results=repository / chosen)[1] is True
+
+
+def test_code_beside_the_chosen_results_counts(repository):
+    (repository / "harness" / "records").mkdir()
+    (repository / "harness" / "records" / "x.json").write_text("{}")
+    assert commit(repository, None, results=repository / "harness")[1] is False
+    (repository / "harness" / "__init__.py").write_text("x = 1\n")
+    assert commit(repository, None, results=repository / "harness")[1] is True
+
+
+def test_results_outside_of_the_clone_change_nothing(repository, tmp_path):
+    assert commit(repository, None, results=tmp_path / "elsewhere")[1] is False
+    (repository / "new.py").write_text("")
+    assert commit(repository, None, results=tmp_path / "elsewhere")[1] is True
+
+
 def test_a_hook_of_another_repository_does_not_lead_astray(repository, tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()
@@ -131,15 +156,41 @@ def test_the_package_asks_its_own_checkout_only(repository, monkeypatch):
         ("abcdef0+dirty", ("abcdef0", True)),
     ],
 )
-def test_a_given_commit_wins(tmp_path, given, expected):
+def test_a_given_commit_stands_where_git_has_no_answer(tmp_path, given, expected):
     assert commit(tmp_path, given) == expected
 
 
-def test_a_short_given_commit_is_completed_where_git_knows_it(repository):
+def test_an_environment_inside_a_clone_takes_the_commit_it_is_given(repository, monkeypatch):
+    """As asv's own environments do: their package is not run from the checkout."""
+    inside = repository / ".asv" / "env" / "site-packages"
+    inside.mkdir(parents=True)
+    monkeypatch.setattr(source, "package_root", lambda: inside)
+    assert commit(None, "abcdef0") == ("abcdef0", False)
+
+
+def test_a_given_commit_must_name_head_where_git_knows_it(repository):
     head = git(repository, "rev-parse", "HEAD")
-    assert commit(repository, head[:8]) == (head, False)
-    git(repository, "branch", "deadbeef")
-    assert commit(repository, "deadbeef") == ("deadbeef", False)
+    for given in (head, head[:7], head[:8].upper()):
+        assert commit(repository, given) == (head, False)
+    assert commit(repository, f"{head[:7]}+dirty") == (head, True)
+    (repository / "second.py").write_text("")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "second")
+    now = git(repository, "rev-parse", "HEAD")
+    for other in (head, head[:7], "deadbeef", f"{head}+dirty"):
+        with pytest.raises(UsageError) as refused:
+            commit(repository, other)
+        assert str(refused.value) == f"commit: got {other}, but HEAD is {now}; leave --commit out"
+
+
+def test_a_given_commit_must_say_that_the_tree_is_changed(repository):
+    head = git(repository, "rev-parse", "HEAD")
+    (repository / "new.py").write_text("")
+    with pytest.raises(
+        UsageError, match=rf"commit: got {head}, but .* uncommitted .* give {head}\+dirty, or leave"
+    ):
+        commit(repository, head)
+    assert commit(repository, f"{head}+dirty") == commit(repository, None) == (head, True)
 
 
 @pytest.mark.parametrize(

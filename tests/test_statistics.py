@@ -104,8 +104,14 @@ def test_rounds_inside_a_launch_widen_the_interval_too():
 def test_launches_are_resampled_apart():
     """Two launches know the median better than one, by about the root of two."""
     x = series(5.0, 80)
-    one, two = (interval(median_of_x, [{"x": x}] * count).half_width for count in (1, 2))
+    found = (interval(median_of_x, [{"x": x}] * count) for count in (1, 2))
+    one, two = (each.high - each.low for each in found)
     assert two < 0.75 * one
+
+
+@pytest.mark.parametrize(("low", "high"), [(4.0, 5.1), (4.9, 6.0)])
+def test_half_width_is_the_wider_side(low: float, high: float):
+    assert Interval(5.0, low, high).half_width == 1.0
 
 
 def test_single_sample_has_no_interval():
@@ -229,6 +235,17 @@ def test_no_look_between_the_fixed_rounds():
     constant = [5.0] * 100
     rule = StopRule(looks=(20, 40))
     assert [n for n in range(1, 42) if rule.decide(constant[:n], 0.0)] == [20, 40, 41]
+
+
+def test_a_lopsided_interval_is_settled_by_its_wider_side():
+    """The table shows that side beside the value: the target must mean the same."""
+    samples = np.concatenate([np.full(45, 5.0), 5.0 + 0.02 * np.arange(35)])
+    samples = np.random.default_rng(0).permutation(samples)
+    found = interval(median_of_x, [{"x": samples}])
+    wide, narrow = found.high - found.value, found.value - found.low
+    assert narrow < wide / 2
+    assert not StopRule(target=0.99 * wide / found.value).settled(samples)
+    assert StopRule(target=1.01 * wide / found.value).settled(samples)
 
 
 def test_target_is_relative_to_the_value():

@@ -414,6 +414,30 @@ def test_a_failed_control_makes_what_was_measured_invalid(bench, value, words):
     assert any(isinstance(event, ControlDone) and not event.control.passed for event, _ in bench.seen)
 
 
+def test_a_case_under_a_failed_control_is_never_shown_as_measured(bench):
+    bench.faults |= {"null": {"passed": False, "value": 0.07, "low": -0.005, "high": 0.005}}
+    bench.run(controls=True)
+    assert {status for _, status in bench.done()} == {"invalid"}
+
+
+def test_a_failed_control_condemns_what_its_own_processes_measured(bench):
+    """A run that was resumed has controls of its own; what it measures stands on those."""
+    bench.faults |= {
+        "null": {"passed": False, "value": 0.07, "low": -0.005, "high": 0.005},
+    }
+
+    def interrupt(event, launch):
+        if isinstance(event, Done):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(controls=True, watch=interrupt)
+    kept = record.read(bench.path)
+    assert statuses(kept) == {A: "invalid"}
+    bench.faults.clear()
+    assert statuses(bench.run(controls=True, kept=kept)) == {A: "invalid", B: "ok", C: "ok", D: "ok"}
+
+
 def test_launches_add_up_and_the_worst_status_wins(bench):
     first = "job['launch'] == 0"
     bench.faults |= {
@@ -433,6 +457,13 @@ def test_launches_add_up_and_the_worst_status_wins(bench):
     }
     assert kept.case(D).metrics["overlapped_ms"].value == 5.0
     assert [launch for event, launch in bench.seen if isinstance(event, Begin)] == [0] * 4 + [1] * 4
+
+
+def test_launches_that_settled_each_and_differ_are_not_ok(bench):
+    bench.faults[A] = "done(key, launch=measured(5.0 + job['launch']))"
+    kept = bench.run(launches=3)
+    why = only(kept, A, "unsettled")
+    assert why == "3 launches differ: the interval is +-17 % of the value, target 3 %"
 
 
 def test_an_error_of_one_launch_is_not_healed_by_the_next(bench):

@@ -18,6 +18,7 @@ from harness.labels import number, ratio, spread
 from harness.profiles import packaged
 from harness.suites import select
 from harness.tables import case_table, list_table, overlap_table, summary_lines
+from harness.views import value
 
 
 def shown(renderable, width=140, *, encoding="utf-8", environ=None):
@@ -59,6 +60,38 @@ def test_what_all_rows_share_stands_above_them(full):
     assert "256MiB" in title
     assert "profile=h200.1a2b" in title
     assert not [line for line in rows if "256MiB" in line]
+
+
+@pytest.mark.parametrize("width", [44, 50, 60, 80, 100, 140])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_what_a_narrow_table_shows_is_whole_and_what_it_lacks_is_named(full, width, encoding):
+    cases = table_results()
+    for case in cases[1:]:
+        case.status, case.reason = "unsettled", "too wide"
+    bad = h2d_result(h2d_case(issue="copies-first"), status="invalid", reason="shared GPU")
+    made = record(bad, *cases, *curve_results(chunks=(1, 64)))
+    text = shown(case_table(made), width, encoding=encoding)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count(" unsettled [2]") == 3
+    header = " ".join(text.splitlines()[:4]).split()
+    named = " ".join(text.split()).partition("No room here for: ")[2].partition(". A wider")[0].split(", ")
+    for title, word in (
+        ("transfer ms", "transfer"),
+        ("compute ms", "compute"),
+        ("serial ms", "serial"),
+        ("hidden fraction", "fraction"),
+        ("over bound", "bound"),
+        ("over model", "model"),
+    ):
+        assert (word in header) != (title in named)
+    for case in made.cases:
+        assert number(value(case, "overlapped_ms")) in text
+
+
+def test_columns_of_a_plain_ascii_table_stand_apart(full):
+    assert row(
+        shown(case_table(full), encoding="ascii"), "case", "ms", "fraction", "bound", "model", "status"
+    )
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -135,6 +168,23 @@ def test_overlap_table_gives_the_reason_of_a_skipped_cell_and_no_price():
     assert set(row(text, "over", "+").split()[4:]) == {"-"}
 
 
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_cell_that_is_not_in_the_run_says_so_on_the_first_line_of_its_block(absent):
+    cells = table_results()
+    del cells[absent]
+    lines = shown(overlap_table(record(*cells)), 100).splitlines()
+    (said,) = (line for line in lines if "not in this run" in line)
+    assert said.split()[:3] == ["pinned", "hidden", "fraction"]
+    assert (said.index("not in this run") > said.index("(")) == bool(absent)
+    assert sum(line.startswith(("pinned", "pageable")) for line in lines) == 2
+
+
+def test_a_block_that_is_not_in_the_run_is_one_line():
+    lines = shown(overlap_table(record(*table_results()[:2])), 100).splitlines()
+    (said,) = (line for line in lines if "not in this run" in line)
+    assert said.split() == ["pageable", *["not", "in", "this", "run"] * 2]
+
+
 def test_summary_lines_are_the_findings_and_mark_doubts():
     made = record(*table_results(), controls=controls(failing=["null"]))
     lines = summary_lines(made)
@@ -150,6 +200,14 @@ def test_a_list_has_one_row_a_case_and_only_the_axes_that_vary():
     assert header.split() == ["memory", "stream", "chunks", "size", "gate"]
     assert row(text, "pinned", "64", "512MiB", "on")
     assert cases[0].key in text.replace("\n", "")
+
+
+def test_a_list_cuts_no_value_short():
+    cases = [h2d_case(), h2d_case(memory="pageable", stream="default", ratio=0.5, gate="off", issue="copies-first",
+                                  chunks=64, size=3 << 20, profile="generic.0123456789")]  # fmt: skip
+    text = shown(list_table(cases), 60)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 60
 
 
 def test_a_list_of_one_or_of_none():

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 from factories import curve_results, h2d_case, h2d_result, record, skipped, table_results
 
@@ -115,6 +116,13 @@ def test_series_of_several_ranks_is_the_slowest_of_each_round():
     case = h2d_result(h2d_case(), ranks=2, rounds=6)
     first, second = ([r.arms["overlapped"] for r in rank.rounds] for rank in case.launches[0].ranks)
     assert overlapped_series(case) == [[max(pair) for pair in zip(first, second, strict=True)]]
+
+
+def test_series_are_of_one_batch():
+    case = h2d_result(h2d_case(), rounds=6, repeats=4)
+    (taken,) = overlapped_series(case)
+    assert taken == [r.arms["overlapped"] / 4 for r in case.launches[0].ranks[0].rounds]
+    assert np.median(taken) == pytest.approx(value(case, "overlapped_ms"))
 
 
 def test_readings_of_the_cases_of_a_launch_stand_end_to_end():

@@ -17,6 +17,7 @@ from harness.measure import Measured
 from harness.profiles import load_profile
 from harness.protocol import EVENTS, Begin, ControlDone, Done, Failed, Job, Progress, Ready
 from harness.record import Round
+from harness.statistics import StopRule
 from harness.validity import Sample as Reading
 from harness.worker import judge, one_line, run_job
 
@@ -196,12 +197,13 @@ def test_a_budget_is_shared_among_the_cases_that_are_left(stage, monkeypatch):
     monkeypatch.setattr(worker.time, "monotonic", lambda: 100.0)
     stage.run(A, B, C, seconds=12.0, began=97.0, controls=False)
     assert [rule.budget_s for rule in rules] == [3.0, 4.5, 9.0]
-    assert {(rule.target, rule.limit_s) for rule in rules} == {(0.02, 6 * PROFILE.case_seconds)}
+    assert {(rule.target, rule.limit_s) for rule in rules} == {(0.02, 9.0)}, "no case outlasts the budget"
     rules.clear()
     stage.said.clear()
     stage.run(A, seconds=1e6, began=97.0, controls=False)
     stage.run(B, controls=False)
     assert [rule.budget_s for rule in rules] == [PROFILE.case_seconds] * 2
+    assert [rule.limit_s for rule in rules] == [6 * PROFILE.case_seconds] * 2
 
 
 def test_readings_are_those_since_the_case_began_and_can_spoil_it(stage):
@@ -226,8 +228,8 @@ def test_a_failed_check_makes_the_case_invalid(stage):
     assert len(done.launch.ranks[0].rounds) == 2
 
 
-def measured(*, stop: str = "settled", failed: str = "") -> Measured:
-    return Measured(rounds=[Round(order=list(ARMS), arms={})] * 40, stop=stop, failed=failed)
+def measured(*, stop: str = "settled", failed: str = "", rounds: int = 40) -> Measured:
+    return Measured(rounds=[Round(order=list(ARMS), arms={})] * rounds, stop=stop, failed=failed)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +241,11 @@ def measured(*, stop: str = "settled", failed: str = "") -> Measured:
             [],
             ("unsettled", "the interval was wider than 1.5% of the value after 40 rounds"),
         ),
+        (
+            measured(stop="budget", rounds=8),
+            [],
+            ("unsettled", "its time was over after 8 rounds, before the first look at 20"),
+        ),
         (measured(), ["shared GPU", "hardware slowdown"], ("invalid", "shared GPU; hardware slowdown")),
         (measured(stop="budget"), ["shared GPU"], ("invalid", "shared GPU")),
         (measured(failed="check failed: x", stop=""), ["shared GPU"], ("invalid", "check failed: x")),
@@ -246,7 +253,7 @@ def measured(*, stop: str = "settled", failed: str = "") -> Measured:
     ],
 )
 def test_the_verdict_names_what_is_worst(found, spoiled, expected):
-    assert judge(found, spoiled, 0.015) == expected
+    assert judge(found, spoiled, StopRule(target=0.015)) == expected
 
 
 def test_an_error_is_told_in_one_line():

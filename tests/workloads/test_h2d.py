@@ -13,7 +13,9 @@ from harness.backends.base import Backend
 from harness.case import Case
 from harness.errors import Skip
 from harness.families import H2D, MIB
+from harness.measure import measure
 from harness.profiles import Profile
+from harness.statistics import StopRule, interval
 from harness.workloads import build
 from harness.workloads.h2d import MAX_GATED_LAUNCHES, H2DWorkload
 
@@ -220,6 +222,30 @@ def test_what_has_no_meaning_is_skipped_with_the_reason(backend: Backend) -> Non
     axes = {"memory": "pinned"} if backend.kind == "cpu" else {"memory": "pageable", "gate": "on"}
     with pytest.raises(Skip, match=r"no meaning|never gated"):
         workload_of(backend, **axes)
+
+
+def test_on_a_cpu_several_chunks_beat_serial_and_one_does_not() -> None:
+    """Outside both intervals; three attempts, since other work on the cores slows the overlapped arm first."""
+    backend = get_backend("cpu")
+    profile = profiles.packaged()["cpu"]
+    for _ in range(3):
+        found = {}
+        for chunks in (8, 1):
+            case = case_of(backend, size=128 * MIB, chunks=chunks, gate="on")
+            workload = H2DWorkload(case, profile, backend)
+            rounds = measure(workload, StopRule(looks=(20,))).rounds
+            workload.close()
+            found[chunks] = {
+                arm: interval(lambda t: t["ms"], [{"ms": [seen.arms[arm] for seen in rounds]}])
+                for arm in ("serial", "overlapped")
+            }
+        wins = found[8]["overlapped"].high < found[8]["serial"].low
+        none = found[1]["overlapped"].high >= found[1]["serial"].low
+        if wins and none:
+            break
+    backend.close()
+    assert wins, found
+    assert none, found
 
 
 @pytest.mark.gpu
