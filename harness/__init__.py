@@ -4,7 +4,7 @@ The way of the data, low layers first (tests/test_layering.py holds every module
 
     errors, sizes, files, host                  what every layer may use
     case, families, profiles, suites, plans     what to measure; no torch
-    record                                      what was measured, as a file
+    schema, sense, record                       what was measured, as a file
     statistics, modality, theory                numbers without units
     doubts, metrics                             what the samples of a record mean
     telemetry, sampler, nvml_sampler, validity  NVML beside the samples; pynvml lives in telemetry
@@ -15,7 +15,8 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     child, supervise, runs                      the parent: starts launches, keeps the record; no torch
     labels, views, findings                     a record in words
     progress                                    a run in words, while it lasts
-    tables, figures, report, asv_store, doctor  sinks: they render records or facts, and measure nothing
+    tables, figures, report, summary            sinks: they render records and measure nothing
+    asv_store, doctor                           a record for asv; the machine in words
     asv_plugin                                  asv loads it, nothing here does
     cli, __main__                               the one place that parses, prints and exits
 """

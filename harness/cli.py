@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NOTHING_MEASURED, SOME_FAILED, INTERRUPTED = 3, 4, 130
+NOTHING_MEASURED, INTERRUPTED = 3, 130
 
 # Columns where nobody says how wide it is, such as a log of CI: room for every column of the tables.
 LOG_WIDTH = 132
@@ -142,7 +142,7 @@ def run(
     **chosen: Any,
 ) -> NoReturn:
     """Measure cases and write a record, case by case."""
-    from harness import files, progress, runs, supervise
+    from harness import files, progress, runs, summary, supervise
     from harness import record as records
 
     options = runs.Options(**chosen, controls=not no_controls, command=_command_line())
@@ -161,11 +161,11 @@ def run(
             done = f"{len(kept.cases)} of {len(plan.cases)} cases are in {path}"
             raise _Interrupted(f"interrupted: {done}; go on with: {_go_on(options, path)}") from None
     if as_json:
-        _print_json(_run_summary(kept, path))
+        _print_json(summary.of(kept, path))
     else:
         _show(kept)
         _say(f"record: {path}")
-    context.exit(_exit_code(kept))
+    context.exit(summary.exit_code(kept))
 
 
 @cli.command()
@@ -174,10 +174,11 @@ def run(
 def show(record: Path, as_json: bool) -> None:
     """Show a record as tables."""
     from harness import record as records
+    from harness import summary
 
     kept = records.read(record)
     if as_json:
-        _print_json(_run_summary(kept, record))
+        _print_json(summary.of(kept, record))
     else:
         _show(kept)
 
@@ -375,39 +376,6 @@ def _show(kept: "Record") -> None:
             console.print(table)
     for line in tables.summary_lines(kept):
         console.print(line, soft_wrap=not console.is_terminal)
-
-
-def _run_summary(kept: "Record", path: Path) -> dict[str, Any]:
-    """What programs need of a record without reading its samples."""
-    import msgspec
-
-    counts: dict[str, int] = {}
-    for case in kept.cases:
-        counts[case.status] = counts.get(case.status, 0) + 1
-    return {
-        "record": str(path),
-        "commit": kept.run.commit,
-        "machine": kept.machine.name,
-        "exit_code": _exit_code(kept),
-        "statuses": counts,
-        "controls": [msgspec.to_builtins(control) for control in kept.controls],
-        "cases": [
-            {
-                "key": case.key,
-                "status": case.status,
-                "reason": case.reason,
-                "metrics": msgspec.to_builtins(case.metrics),
-                "model": case.model,
-            }
-            for case in kept.cases
-        ],
-    }
-
-
-def _exit_code(kept: "Record") -> int:
-    if any(case.status in ("invalid", "error") for case in kept.cases):
-        return SOME_FAILED
-    return 0 if any(case.measured for case in kept.cases) else NOTHING_MEASURED
 
 
 @contextlib.contextmanager

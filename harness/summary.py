@@ -1,0 +1,38 @@
+"""A record for programs: what they need of it without reading its samples."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.record import Record
+
+
+def of(record: Record, path: Path) -> dict[str, Any]:
+    """What `--json` prints of the record in `path`."""
+    return {
+        "record": str(path),
+        "commit": record.run.commit,
+        "machine": record.machine.name,
+        "exit_code": exit_code(record),
+        "statuses": dict(Counter(case.status for case in record.cases)),
+        "controls": [msgspec.to_builtins(control) for control in record.controls],
+        "cases": [
+            {
+                "key": case.key,
+                "status": case.status,
+                "reason": case.reason,
+                "metrics": msgspec.to_builtins(case.metrics),
+                "model": case.model,
+            }
+            for case in record.cases
+        ],
+    }
+
+
+def exit_code(record: Record) -> int:
+    """The exit code of the run that made it: 4 some case invalid or failed, 3 nothing measured, else 0."""
+    if any(case.status in ("invalid", "error") for case in record.cases):
+        return 4
+    return 0 if any(case.measured for case in record.cases) else 3
