@@ -191,7 +191,9 @@ class Case:
             value = params.pop(axis.name, axis.default)
             assert value is not None
             if isinstance(value, bool) or not axis.check(value):
-                raise UsageError(f"{family.name}: {axis.name}: got {value!r}, want {axis.accepts}")
+                # A size is shown as it is written.
+                got = axis.format(value) if isinstance(axis, Size) and type(value) is int else repr(value)
+                raise UsageError(f"{family.name}: {axis.name}: got {got}, want {axis.accepts}")
             values.append(value)
         if params:
             family.axis(next(iter(params)))

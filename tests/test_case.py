@@ -194,3 +194,9 @@ def test_every_kind_of_axis_refuses_what_it_does_not_write():
 def test_unique_keeps_the_first_of_equals_in_order():
     one, two = case(), case(chunks=4)
     assert unique([one, two, case(ratio=1), two]) == [one, two]
+
+
+def test_a_size_out_of_range_is_shown_as_it_is_written():
+    key = "h2d[memory=pinned,stream=side,chunks=8,size=2GiB,ratio=1,gate=on,profile=p]"
+    with pytest.raises(UsageError, match="size: got 2GiB, want 1MiB to 1GiB"):
+        Case.parse(key, FAMILIES)
