@@ -98,7 +98,7 @@ def test_parsing_takes_axes_in_any_order_and_fills_in_defaults():
         (KEY.replace("chunks=8", "chunks=8,chunks=8"), "once per axis"),
         (KEY.replace("chunks", "chunk"), "h2d: got axis 'chunk', want one of memory, stream, chunks"),
         (KEY.replace("256MiB", "256MB"), "size: got '256MB', want a whole number and a unit"),
-        (KEY.replace("256MiB", "2GiB"), "h2d: size: got 2147483648, want 1MiB to 1GiB"),
+        (KEY.replace("256MiB", "2GiB"), "h2d: size: got 2GiB, want 1MiB to 1GiB"),
         (KEY.replace("ratio=1", "ratio=nan"), "h2d: ratio: got nan, want a number from 0.125 to 8"),
         (KEY.replace("ratio=1", "ratio=x"), "h2d: ratio: got 'x', want a number"),
         (KEY.replace("pinned", "pined"), "h2d: memory: got 'pined', want pinned or pageable"),
@@ -194,9 +194,3 @@ def test_every_kind_of_axis_refuses_what_it_does_not_write():
 def test_unique_keeps_the_first_of_equals_in_order():
     one, two = case(), case(chunks=4)
     assert unique([one, two, case(ratio=1), two]) == [one, two]
-
-
-def test_a_size_out_of_range_is_shown_as_it_is_written():
-    key = "h2d[memory=pinned,stream=side,chunks=8,size=2GiB,ratio=1,gate=on,profile=p]"
-    with pytest.raises(UsageError, match="size: got 2GiB, want 1MiB to 1GiB"):
-        Case.parse(key, FAMILIES)

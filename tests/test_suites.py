@@ -164,7 +164,7 @@ def test_a_whole_key_may_leave_out_the_profile_and_need_not_be_in_the_suite():
         ("chunks=8", "want family[axis=value,...]"),
         ("h2d[chunks=8]", "axes are missing"),
         ("h2d[memory=pinned,stream=side,chunks=0,size=1MiB,ratio=1,gate=on]", "chunks: got 0, want"),
-        ("h2d[memory=pinned,stream=side,chunks=1,size=2GiB,ratio=1,gate=on]", "size: got 2147483648, want"),
+        ("h2d[memory=pinned,stream=side,chunks=1,size=2GiB,ratio=1,gate=on]", "size: got 2GiB, want"),
         ("d2h[memory=pinned]", "got family 'd2h', want one of h2d"),
     ],
 )
