@@ -11,8 +11,8 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     devices, machine, source, comparable        on what, and of which commit
     backends, workloads                         how one sample is made and checked; torch lives here
     measure, controls, protocol, worker         one launch: one fresh process, round by round
-    calibration                                 the sizes of a new profile
     child, supervise, runs                      the parent: starts launches, keeps the record; no torch
+    calibration                                 the sizes of a new profile
     labels, views, findings                     a record in words
     progress                                    a run in words, while it lasts
     tables, figures, report, summary            sinks: they render records and measure nothing

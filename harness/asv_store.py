@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from harness import metrics, record
+from harness import metrics, record, source
 from harness.errors import MeasurementError, UsageError
 
 # Samples of one launch are dependent in time and share what that launch had, but asv's test takes them as
@@ -195,8 +195,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> str:
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     # asv's readers must import the package that runs this, installed or not. Settings for measuring stay out.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
-    package = str(Path(__file__).resolve().parents[1])
-    paths = [package, *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [str(source.package_root()), *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))]
     return inherited | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))} | dict(extra)
 
 

@@ -6,7 +6,6 @@ kind of device. Sizes come from measured times here and never again: every later
 
 import contextlib
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness import profiles
+from harness import child, profiles
 from harness.backends.base import Backend
 from harness.case import Case
 from harness.devices import Device
@@ -54,22 +53,20 @@ def calibrate(name: str, device: Device, output: Path) -> Profile:
     check_name(name)
     check_place(output, field="calibrate")  # minutes before there is something to write
     start = profiles.profile_for(device.kind, device.name)
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     with subprocess.Popen(
         [sys.executable, "-m", "harness.calibration", device.kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=dict(os.environ, CUDA_MODULE_LOADING="EAGER", PYTHONPATH=path),
-    ) as child:
+        env=child.environment(),
+    ) as process:
         try:
-            tables, _ = child.communicate(msgspec.json.encode(start), SECONDS)
+            tables, _ = process.communicate(msgspec.json.encode(start), SECONDS)
         except subprocess.TimeoutExpired:
             raise MeasurementError(f"calibrate: not done after {SECONDS} s; ended") from None
         finally:
-            child.kill()
-    if child.returncode:
-        raise MeasurementError(f"calibrate: the measuring process ended with exit code {child.returncode}")
+            process.kill()
+    if process.returncode:
+        raise MeasurementError(f"calibrate: the measuring process ended with exit code {process.returncode}")
     try:
         h2d = msgspec.json.decode(tables, type=H2DSizes)
     except msgspec.DecodeError as error:

@@ -12,12 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from harness import protocol
+from harness import protocol, source
 from harness.protocol import EVENTS, Begin, Done, Event, Failed, Job, Progress
 
 # A child that says nothing for this long, beyond what its case may take, hangs.
@@ -60,7 +59,7 @@ class Child:
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs,),
-                    env=_environment(),
+                    env=environment(),
                     start_new_session=True,
                 )
             finally:
@@ -153,12 +152,15 @@ class Child:
         return lines[-1] if lines else "it printed nothing"
 
 
-def _environment() -> dict[str, str]:
-    environment = {"CUDA_MODULE_LOADING": "EAGER", **os.environ, "PYTHONUNBUFFERED": "1"}
-    # The package may be a checkout that is not installed.
-    root = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    return environment
+def environment() -> dict[str, str]:
+    """What every child that opens the device is started in; the package may be a checkout that is not installed."""
+    paths = filter(None, [str(source.package_root()), os.environ.get("PYTHONPATH", "")])
+    return {
+        "CUDA_MODULE_LOADING": "EAGER",
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
 
 
 def _signal_name(number: int) -> str:

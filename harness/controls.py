@@ -200,19 +200,19 @@ class _Bench:
 
     # The controls: value, lowest and highest accepted, unit.
 
-    def _needs_spin(self) -> None:
+    def _copy_and_spin(self, both: Callable[[], None]) -> dict[str, float]:
+        """Medians of the copy, the spin and `both`; Skip where this torch cannot compile the spin."""
         if not self._gated:
             raise Skip("no kernels")
+        return self._medians(ROUNDS, copy=lambda: self._copy(self._rows), spin=self._spin, both=both)
 
     def _known_answer(self) -> _Result:
-        self._needs_spin()
-        ms = self._medians(ROUNDS, copy=lambda: self._copy(self._rows), spin=self._spin, both=self._beside)
+        ms = self._copy_and_spin(self._beside)
         tolerance = self._profile.tolerances.known
         return ms["both"] / max(ms["copy"], ms["spin"]), 1 - tolerance, 1 + tolerance, "of the longer leg"
 
     def _hidden(self, both: Callable[[], None]) -> _Result:
-        self._needs_spin()
-        ms = self._medians(ROUNDS, copy=lambda: self._copy(self._rows), spin=self._spin, both=both)
+        ms = self._copy_and_spin(both)
         tolerance = self._profile.tolerances.hidden
         return hidden_fraction(ms["copy"], ms["spin"], ms["both"]), -tolerance, tolerance, "hidden fraction"
 

@@ -2,7 +2,7 @@
 
 from harness.case import Choice, Family, Integer, Number, Size, Text
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 H2D = Family(
     name="h2d",

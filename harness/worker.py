@@ -7,25 +7,25 @@ import time
 
 STARTED = time.monotonic()  # Before torch is imported, which is most of a worker's start.
 
-import contextlib  # noqa: E402
-import ctypes  # noqa: E402
-import faulthandler  # noqa: E402
-import os  # noqa: E402
-import signal  # noqa: E402
-import sys  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable
 
-import msgspec  # noqa: E402
+import msgspec
 
-from harness import validity  # noqa: E402
-from harness.backends import get_backend  # noqa: E402
-from harness.backends.base import Backend  # noqa: E402
-from harness.case import Case  # noqa: E402
-from harness.controls import run_controls  # noqa: E402
-from harness.errors import OverlapError, Skip  # noqa: E402
-from harness.families import FAMILIES  # noqa: E402
-from harness.measure import Measured, measure  # noqa: E402
-from harness.protocol import (  # noqa: E402
+from harness import validity
+from harness.backends import get_backend
+from harness.backends.base import Backend
+from harness.case import Case
+from harness.controls import run_controls
+from harness.errors import OverlapError, Skip
+from harness.families import FAMILIES
+from harness.measure import Measured, measure
+from harness.protocol import (
     JOBS,
     Begin,
     ControlDone,
@@ -37,10 +37,10 @@ from harness.protocol import (  # noqa: E402
     Ready,
     Status,
 )
-from harness.record import Launch, Rank  # noqa: E402
-from harness.sampler import Telemetry, open_sampler  # noqa: E402
-from harness.statistics import StopRule  # noqa: E402
-from harness.workloads import build  # noqa: E402
+from harness.record import Launch, Rank
+from harness.sampler import Telemetry, open_sampler
+from harness.statistics import StopRule
+from harness.workloads import build
 
 Say = Callable[[Event], None]
 

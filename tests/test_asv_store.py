@@ -235,7 +235,7 @@ def test_a_further_record_is_appended_and_a_plain_one_replaces(project: Project)
     assert samples(project.ingest(second)) == both[len(one) :]
 
 
-def unchanged(project: Project, path: Path, match: str) -> None:
+def assert_refused_and_unchanged(project: Project, path: Path, match: str) -> None:
     """Appending is refused in one line, and asv's store stays as it was."""
     before = everything(project.store)
     with pytest.raises(UsageError, match=match) as refused:
@@ -254,7 +254,9 @@ def plain(project: Project, path: Path) -> None:
 def test_numbers_without_samples_are_not_replaced_by_appending(project: Project) -> None:
     first, second = project.record(*measured(seed=1)), project.record(*measured(seed=2))
     plain(project, first)
-    unchanged(project, second, "append: asv holds no samples of h2d.*: overlap ingest RECORD")
+    assert_refused_and_unchanged(
+        project, second, "append: asv holds no samples of h2d.*: overlap ingest RECORD"
+    )
     project.ingest(first)
     project.ingest(second, append=True)
 
@@ -262,14 +264,14 @@ def test_numbers_without_samples_are_not_replaced_by_appending(project: Project)
 def test_nothing_to_append_to_is_refused(project: Project) -> None:
     first, second = project.record(*measured(seed=1)), project.record(*measured(seed=2))
     match = "append: asv holds no numbers of its cases; .*: overlap ingest RECORD"
-    unchanged(project, first, match)
+    assert_refused_and_unchanged(project, first, match)
     project.ingest(first)
     other = record.read(second)
     other.software["torch"] = "2.12.0"
     record.write(second, other)
-    unchanged(project, second, match)
+    assert_refused_and_unchanged(project, second, match)
     cases = [factories.h2d_result(factories.h2d_case(chunks=64), seed=2)]
-    unchanged(project, project.record(*cases), match)
+    assert_refused_and_unchanged(project, project.record(*cases), match)
 
 
 def test_samples_of_another_method_are_not_replaced_by_appending(project: Project) -> None:
@@ -279,7 +281,9 @@ def test_samples_of_another_method_are_not_replaced_by_appending(project: Projec
     for cells in found["results"].values():
         cells[at] = "method-0"
     file.write_text(json.dumps(found))
-    unchanged(project, project.record(*measured(seed=2)), "append: asv holds no samples of h2d")
+    assert_refused_and_unchanged(
+        project, project.record(*measured(seed=2)), "append: asv holds no samples of h2d"
+    )
 
 
 def test_a_case_that_failed_in_the_first_record_gets_its_samples_from_the_second(project: Project) -> None:
@@ -293,19 +297,19 @@ def test_a_case_that_failed_in_the_first_record_gets_its_samples_from_the_second
 def test_no_launch_is_appended_twice(project: Project) -> None:
     first, second = project.record(*measured(seed=1)), project.record(*measured(seed=2))
     project.ingest(first)
-    unchanged(
+    assert_refused_and_unchanged(
         project, first, "append: asv holds the samples of launch 0 of .* already .*append each record once"
     )
     project.ingest(second, append=True)
     for path in (first, second):
-        unchanged(project, path, "append: asv holds the samples of launch 0")
+        assert_refused_and_unchanged(project, path, "append: asv holds the samples of launch 0")
     # The same launch within a record of more of them.
     whole = record.read(project.record(*measured(seed=3, launches=2)))
     for case, held in zip(whole.cases, record.read(second).cases, strict=True):
         case.launches[1].ranks = held.launches[0].ranks
     path = project.record()
     record.write(path, whole)
-    unchanged(project, path, "append: asv holds the samples of launch 1 of")
+    assert_refused_and_unchanged(project, path, "append: asv holds the samples of launch 1 of")
 
 
 def test_a_run_of_samples_is_found_anywhere_and_whole_only() -> None:
