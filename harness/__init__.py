@@ -10,13 +10,14 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     telemetry, sampler, nvml_sampler, validity  NVML beside the samples; pynvml lives in telemetry
     devices, machine, source, comparable        on what, and of which commit
     backends, workloads                         how one sample is made and checked; torch lives here
-    measure, controls, protocol, worker         one launch: one fresh process, round by round
+    measure, ceilings, controls                 the rounds of a case, the device alone, work of known answer
+    protocol, serving, worker                   one launch: one fresh process, case by case
     child, supervise, runs                      the parent: starts launches, keeps the record; no torch
     calibration                                 the sizes of a new profile
     labels, views, findings                     a record in words
     progress                                    a run in words, while it lasts
     tables, figures, report, summary            sinks: they render records and measure nothing
-    asv_store, doctor                           a record for asv; the machine in words
+    asv_store, doctor, checkup                  a record for asv; the machine in words, read and measured
     asv_plugin                                  asv loads it, nothing here does
     cli, __main__                               the one place that parses, prints and exits
 """

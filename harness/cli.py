@@ -5,12 +5,13 @@ or failed, 130 interrupted. Heavy imports wait until a command needs them, so th
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -23,6 +24,7 @@ from harness.errors import OverlapError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.doctor import Finding
     from harness.record import Record
     from harness.runs import Options
 
@@ -202,32 +204,46 @@ def report(record: Path, output: Path | None, results: Path) -> None:
 
 @cli.command()
 @_options("device", "json")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Open the device too: what it reaches alone, and the controls. Half a minute.",
+)
 @click.pass_context
-def doctor(context: click.Context, /, device: str, as_json: bool) -> NoReturn:
-    """Say what is here, what will be skipped and what will spoil overlap. Reads only; exit code 3 if nothing can
-    be measured."""
+def doctor(context: click.Context, /, device: str, as_json: bool, measure: bool) -> NoReturn:
+    """Say what is here, what will be skipped and what will spoil overlap; exit code 3 if nothing true can be
+    measured. Without --measure it only reads, and the device is not opened."""
     from harness import devices
     from harness import doctor as examination
 
-    findings = examination.examine(devices.detect(device))
+    found_device = devices.detect(device)
+    examined: Iterable[examination.Finding] = examination.examine(found_device)
+    if measure:
+        from harness import checkup, runs
+
+        profile = runs.profile_of(None, found_device)
+        examined = itertools.chain(examined, checkup.measured(found_device, profile))
+    findings = []
+    console = _console()
+    for found in examined:
+        findings.append(found)
+        if not as_json:
+            _print_finding(console, found)
     if as_json:
         _print_json(
             [{"name": f.name, "level": f.level, "text": f.text, "remedy": f.remedy} for f in findings]
         )
-    else:
-        from rich.text import Text
-
-        console = _console()
-        styles = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
-        for found in findings:
-            console.print(
-                Text(f"{found.level:4} ", styles[found.level]).append(
-                    f"{found.name}: {found.text}", "default"
-                )
-            )
-            if found.remedy:
-                console.print(Text(f"     {found.remedy}"))
     context.exit(0 if examination.healthy(findings) else NOTHING_MEASURED)
+
+
+def _print_finding(console: "Console", found: "Finding") -> None:
+    from rich.text import Text
+
+    styles = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
+    line = Text(f"{found.level:4} ", styles[found.level]).append(f"{found.name}: {found.text}", "default")
+    console.print(line)
+    if found.remedy:
+        console.print(Text(f"     {found.remedy}"))
 
 
 @cli.command()
@@ -247,7 +263,9 @@ def calibrate(name: str, output: Path | None, force: bool, device: str) -> None:
         raise UsageError(
             f"calibrate: {output} exists, and its cases carry its hash; give --output or --force"
         )
-    written = calibration.calibrate(name, devices.detect(device), output)
+    written = calibration.calibrate(
+        name, devices.detect(device), output, lambda text: click.echo(text, err=True)
+    )
     _say(f"profile {written.key}: {output}")
 
 

@@ -9,8 +9,10 @@ null           a product against itself differs by nothing
 sensitivity    5 % more bytes are seen as 5 % more time (50 % on a cpu, whose copies vary by more than 5 %)
 race           the pipeline with its wait left out is caught by its check
 bare copy      the harness's copy is as fast as a bare `copy_` between two events
+sampler        readings beside the samples cost them less than half a percent
 """
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from harness.errors import MeasurementError, Skip
 from harness.families import H2D, MIB
 from harness.profiles import Profile
 from harness.record import Control
+from harness.sampler import Telemetry
 from harness.theory import hidden_fraction
 from harness.workloads.h2d import H2DWorkload
 
@@ -31,6 +34,12 @@ RACE_ROUNDS = 10
 # Between two samples of the null control: products back to back run into the power cap, where the clock wanders by
 # more than the control may.
 PAUSE_S = 0.001
+
+# Samples in a row with the sampler at work, or at rest: some 50 ms, ten of its looks. A renewal of the driver's
+# readings, every 100 ms on an H200, falls into every other one.
+SAMPLER_BLOCK = 5
+SAMPLER_BLOCKS = 40
+SAMPLER_COST = 0.005
 
 # A control that fails is measured again before it condemns a run; `Control.detail` says how often.
 ATTEMPTS = 3
@@ -58,10 +67,17 @@ _CPU = _Sizes(
 
 
 def run_controls(
-    backend: Backend, profile: Profile, launch: int, *, attempts: int = ATTEMPTS, only: str = ""
+    backend: Backend,
+    profile: Profile,
+    launch: int,
+    telemetry: Telemetry | None = None,
+    *,
+    attempts: int = ATTEMPTS,
+    only: str = "",
 ) -> Iterator[Control]:
-    """Each control's last attempt, as it is measured. Those that need kernels this torch lacks are left out."""
-    bench = _Bench(backend, profile)
+    """Each control's last attempt, as it is measured. Left out are those that need kernels this torch lacks, and
+    `sampler` where nothing is read."""
+    bench = _Bench(backend, profile, telemetry)
     try:
         for name, control in bench.controls().items():
             if only not in ("", name):
@@ -96,8 +112,9 @@ _Result = tuple[float, float, float, str]
 class _Bench:
     """The buffers and arms the controls share."""
 
-    def __init__(self, backend: Backend, profile: Profile) -> None:
+    def __init__(self, backend: Backend, profile: Profile, telemetry: Telemetry | None) -> None:
         self._backend = backend
+        self._telemetry = telemetry
         self._profile = profile
         self._sizes = sizes = _CUDA if backend.kind == "cuda" else _CPU
         self._gated = backend.unsupported(memory=sizes.memory, gate=True) is None
@@ -129,6 +146,7 @@ class _Bench:
             "sensitivity": self._sensitivity,
             "race": self._race,
             "bare copy": self._bare_copy,
+            "sampler": self._sampler,
         }
 
     # The arms. Each issues its work between start and end on `main`.
@@ -265,6 +283,28 @@ class _Bench:
         # Faster than the bare copy, beyond the noise, would be as wrong as slower.
         tolerance = max(0.05, self._profile.tolerances.known)
         return ratio, 1 - tolerance, 1 + tolerance, "of the bare copy's rate"
+
+    def _sampler(self) -> _Result:
+        """The pipeline with the sampler at work over the pipeline with the sampler stopped, in turns.
+
+        Each turn has a turn of the other kind before and after it: a drift of the clock cancels.
+        """
+        telemetry = self._telemetry
+        if telemetry is None or "telemetry" in telemetry.missing:
+            raise Skip("nothing is read")
+        workload = self._pipeline(chunks=4, size=self._sizes.bare_bytes)
+        workload.warm_up()
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for block in range(SAMPLER_BLOCKS):
+            at_work = block % 4 in (0, 3)
+            with contextlib.nullcontext() if at_work else telemetry.paused():
+                samples = [workload.sample("overlapped") for _ in range(SAMPLER_BLOCK)]
+            times[at_work] += [sample.ms for sample in samples if sample.dropped is None]
+        workload.close()
+        if not all(times.values()):
+            raise MeasurementError("controls: every sample beside the sampler was void")
+        cost = statistics.median(times[True]) / statistics.median(times[False]) - 1
+        return cost, -SAMPLER_COST, SAMPLER_COST, "more time with the sampler"
 
     def _pipeline(self, *, chunks: int, size: int, leave_out: str = "") -> H2DWorkload:
         case = Case.of(

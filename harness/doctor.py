@@ -6,6 +6,7 @@ Nothing is imported that initialises CUDA; the GPU is seen through NVML.
 import importlib.metadata
 import os
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ SHM_MIN_BYTES = 1024 * MIB
 # Registering a batch for a network card needs it locked.
 MEMLOCK_MIN_BYTES = 64 * MIB
 BUSY_PERCENT = 5
+# The first torch with torch.cuda._compile_kernel (harness/backends/kernels.py).
+GATE_NEEDS = (2, 9)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def _device(device: Device) -> Iterator[Finding]:
     if device.kind == "cuda":
         more = f", the first of {device.count} that CUDA shows" if device.count > 1 else ""
         yield Finding("device", "ok", f"{device.name}{more}")
+        yield from _skipped_on_cuda()
     else:
         yield Finding("device", "ok", f"cpu, {device.count} cores usable ({device.reason})")
         yield Finding(
@@ -111,6 +115,13 @@ def _device(device: Device) -> Iterator[Finding]:
             f"{_plural(count, 'GPU')} in this machine, but {device.reason}",
             "mend that, or use --device cpu",
         )
+
+
+def _skipped_on_cuda() -> Iterator[Finding]:
+    version = re.match(r"(\d+)\.(\d+)", torch_build().get("version") or "")
+    if version and (int(version[1]), int(version[2])) < GATE_NEEDS:
+        text = f"torch {version[0]} cannot compile the gate kernel: gated cases and the controls that spin"
+        yield Finding("skipped", "info", text, f"install torch {GATE_NEEDS[0]}.{GATE_NEEDS[1]} or newer")
 
 
 def _packages() -> Iterator[Finding]:

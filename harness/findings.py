@@ -1,13 +1,14 @@
 """What a record shows, in sentences: the verdict on overlap, the chunk count to use, and what to doubt."""
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from harness import validity
 from harness.labels import clean, count, number, percent, ratio, reason, short_names
-from harness.record import STATUSES, CaseResult, Control, Metric, Record
+from harness.record import STATUSES, CaseResult, Ceiling, Control, Metric, Record
 from harness.views import MEMORIES, Curve, Grid, chunk_curves, metric, overlap_grid, value
 
 # A cell that hides less than this counts as hiding nothing (the 2x2 table's own limit for one stream).
@@ -25,7 +26,7 @@ WIDE = 0.1
 # One known no better than this is not known.
 UNKNOWN = 0.5
 
-SUMMARY_LINES = 8
+SUMMARY_LINES = 9
 CASES_NAMED = 3
 
 
@@ -203,7 +204,7 @@ def controls(record: Record) -> Finding:
     text = f"controls: {len(record.controls) - len(failed)} of {len(record.controls)} passed"
     if failed:
         text += "; failed: " + "; ".join(
-            f"{clean(control.name)} {control_value(control)}" for control in failed
+            f"{clean(control.name)} {control_value(control)} (launch {control.launch})" for control in failed
         )
     return Finding(text, bool(failed))
 
@@ -211,7 +212,24 @@ def controls(record: Record) -> Finding:
 def control_value(control: Control) -> str:
     """What a control gave and what it accepts: `0.9 ratio, want 0.95 to 1.05`."""
     got = "no value" if control.value is None else f"{ratio(control.value)} {clean(control.unit)}"
-    return f"{got.strip()}, want {ratio(control.low)} to {ratio(control.high)} (launch {control.launch})"
+    return f"{got.strip()}, want {ratio(control.low)} to {ratio(control.high)}"
+
+
+def ceilings(record: Record) -> Finding | None:
+    """What the device reaches alone, a median over launches; None where it was not measured."""
+    found: dict[str, list[Ceiling]] = {}
+    for ceiling in record.ceilings:
+        found.setdefault(clean(ceiling.name), []).append(ceiling)
+    parts = []
+    for name, alike in found.items():
+        rates = [ceiling.value for ceiling in alike if ceiling.value is not None]
+        unit = clean(alike[0].unit)
+        parts.append(
+            f"{name} {number(statistics.median(rates))} {unit}"
+            if rates
+            else f"{name} not measured ({clean(alike[0].detail)})"
+        )
+    return Finding(f"alone: {', '.join(parts)}") if parts else None
 
 
 def samples(record: Record) -> Finding:
@@ -271,6 +289,16 @@ def doubts(record: Record) -> list[Finding]:
         for why, cases in alike.items():
             more = f" and {len(cases) - CASES_NAMED} more" if len(cases) > CASES_NAMED else ""
             found.append(Finding(f"{status}: {why}: {', '.join(cases[:CASES_NAMED])}{more}", True))
+    tried = Counter(
+        clean(discarded.reason)
+        for case in record.cases
+        for launch in case.launches
+        for discarded in launch.discarded
+    )
+    found += [
+        Finding(f"{count(times, 'attempt')} discarded and measured again: {why}")
+        for why, times in tried.items()
+    ]
     capped = Counter(label for case in record.cases for label in _labels(case))
     found += [Finding(f"{label}: seen in {count(times, 'case')}") for label, times in capped.items()]
     if record.run.dirty:
@@ -297,7 +325,7 @@ def _labels(case: CaseResult) -> set[str]:
 
 
 def summary(record: Record) -> list[Finding]:
-    """Two to eight findings: identity, verdict, chunks, controls, samples, counts."""
+    """Two to nine findings: identity, verdict, chunks, controls, samples, counts."""
     nothing = nothing_measured(record)
     found = [Finding(identity(record)), *([nothing] if nothing else verdicts(record))]
     advice = [
@@ -305,5 +333,7 @@ def summary(record: Record) -> list[Finding]:
         for curve in chunk_curves(record)
         if (line := chunk_advice(curve))
     ]
-    last = [controls(record), samples(record), counts(record)] if record.cases else [counts(record)]
+    alone = ceilings(record)
+    ends = [controls(record), *([alone] if alone else []), samples(record)] if record.cases else []
+    last = [*ends, counts(record)]
     return [*found, *advice[: SUMMARY_LINES - len(found) - len(last)], *last]

@@ -19,7 +19,7 @@ from harness.comparable import CPU_HARD_KEYS, HARD_KEYS, SOFT_KEYS, Difference, 
 from harness.devices import Device, cores, default_machine_name, detect, torch_build
 from harness.record import Machine
 from harness.source import Checkout, checkout, commit
-from harness.telemetry import Nvml, owners, same_uuid
+from harness.telemetry import Nvml, full_uuid, owners, ranges, same_uuid
 
 __all__ = [
     "CPU_HARD_KEYS",
@@ -39,7 +39,8 @@ __all__ = [
     "software",
 ]
 
-# Fields of telemetry.FIELDS that tell what a GPU is. The link is read at rest, where it may be slower.
+# Fields of telemetry.FIELDS that tell what a GPU is. The link is read at rest, where it may be slower; the worker
+# reads it again under load.
 GPU_FIELDS = (
     "uuid",
     "compute_capability",
@@ -62,6 +63,20 @@ GPU_FIELDS = (
     "driver_model",
     "virtualisation",
     "numa_node",
+    "cpu_affinity",
+    "nvlinks",
+    "nvlink_version",
+    "pcie_replays",
+)
+
+# What only a process that has the device open can tell of it, and those missing before one was.
+OF_DEVICE = (
+    "sm_count",
+    "l2_bytes",
+    "copy_engines",
+    "pinned_numa_node",
+    "pcie_generation_loaded",
+    "pcie_width_loaded",
 )
 
 PACKAGES = ("torch", "asv", "asv_runner", "numpy", "scipy", "msgspec", "nvidia-ml-py")
@@ -128,26 +143,37 @@ def merge(machine: Machine, versions: dict[str, Any], facts: Mapping[str, Any]) 
 
     Args:
         facts: any of the versions torch, torch_git, cuda, cublas, cudnn, nccl, and of the device its name, uuid,
-            sm_count and memory_bytes; None is no fact. A uuid other than the expected one is the device that
+            memory_bytes and those of OF_DEVICE; None is no fact. A uuid other than the expected one is the device that
             was used, so NVML is asked again about that one. memory_bytes is taken only where NVML gives none
             (unified memory); `memory_source` says whose it is.
     """
     known = {name: fact for name, fact in facts.items() if fact is not None}
     of_gpu: dict[str, Any] = {
-        name: known.pop(name) for name in ("name", "uuid", "sm_count", "memory_bytes") if name in known
+        name: known.pop(name) for name in ("name", "uuid", "memory_bytes", *OF_DEVICE) if name in known
     }
     _fill(versions, known)
     if machine.device != "cuda":
         return
     uuid = of_gpu.pop("uuid", None)
     if uuid is not None and not same_uuid(uuid, machine.gpu.get("uuid")):
-        uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-        machine.gpu = _gpu(Device("cuda", of_gpu.get("name") or machine.gpu["name"], 1, uuid))
+        machine.gpu = _gpu(Device("cuda", of_gpu.get("name") or machine.gpu["name"], 1, full_uuid(uuid)))
     if machine.gpu.get("memory_bytes") is not None:
         of_gpu.pop("memory_bytes", None)
     elif "memory_bytes" in of_gpu:
         of_gpu["memory_source"] = "torch"
     _fill(machine.gpu, of_gpu)
+
+
+def best_link(machine: Machine) -> tuple[int, int] | None:
+    """PCIe generation and width that device and slot can do; None where they are not known."""
+    generation, width = machine.gpu.get("pcie_generation_max"), machine.gpu.get("pcie_width_max")
+    return (generation, width) if isinstance(generation, int) and isinstance(width, int) else None
+
+
+def merge_link(machine: Machine, link: tuple[int, int] | None) -> None:
+    """Put the PCIe generation and width that were read under load into a record's machine."""
+    if link is not None:
+        _fill(machine.gpu, {"pcie_generation_loaded": link[0], "pcie_width_loaded": link[1]})
 
 
 def _fill(into: dict[str, Any], facts: Mapping[str, Any]) -> None:
@@ -203,8 +229,8 @@ def container(variables: Mapping[str, str] = os.environ) -> str | None:
 
 
 def _gpu(device: Device) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": device.name, "uuid": device.uuid, "sm_count": None}
-    missing = {"sm_count": "NVML does not tell; the worker does"}
+    found: dict[str, Any] = {"name": device.name, "uuid": device.uuid, **dict.fromkeys(OF_DEVICE)}
+    missing = dict.fromkeys(OF_DEVICE, "not told by a process that has the device open")
     with Nvml() as nvml:
         reader = nvml.device(device.uuid) if device.uuid else None
         reason: str | None = nvml.reason or "NVML lists no device of this UUID"
@@ -225,6 +251,7 @@ def _cpu() -> dict[str, Any]:
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": cores(),
+        "affinity": ranges(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
     }
     missing: dict[str, str] = {}
     info = _read("/proc/cpuinfo")

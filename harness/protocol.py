@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.profiles import Profile
-from harness.record import Control, Launch
+from harness.record import Ceiling, Control, Launch
 
 # record.STATUSES, so that a worker cannot say another word.
 Status = Literal["ok", "unsettled", "skipped", "invalid", "error"]
@@ -19,10 +19,10 @@ _LONGEST = 300
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """One launch: the cases in order, on one device, with the controls first.
+    """One launch: the cases in order, on one device, with the ceilings and the controls first.
 
     seconds: when the whole launch should end, from the worker's start; a case begun before then gets its first
-    look all the same.
+    look all the same. best_link: the PCIe generation and width that device and slot can do, where they are known.
     """
 
     device: str
@@ -34,6 +34,8 @@ class Job(msgspec.Struct, kw_only=True):
     target: float
     seconds: float | None = None
     controls: bool = True
+    ceilings: bool = True
+    best_link: tuple[int, int] | None = None
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
@@ -43,6 +45,14 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     facts: dict[str, Any]
     canary_us: float
     open_s: float
+
+
+class CeilingsDone(msgspec.Struct, tag="ceilings", kw_only=True):
+    """What the device reaches alone. link: PCIe generation and width while it did, where they are known."""
+
+    ceilings: list[Ceiling]
+    link: tuple[int, int] | None
+    seconds: float
 
 
 class ControlDone(msgspec.Struct, tag="control", kw_only=True):
@@ -76,13 +86,20 @@ class Done(msgspec.Struct, tag="done", kw_only=True):
     out_of_time: bool = False
 
 
+class Closing(msgspec.Struct, tag="closing", kw_only=True):
+    """Every case of the job was told. energy_j: what the device used in `energy_s` seconds; None where unknown."""
+
+    energy_j: float | None
+    energy_s: float
+
+
 class Failed(msgspec.Struct, tag="failed", kw_only=True):
     """The worker itself cannot go on."""
 
     reason: str
 
 
-Event = Ready | ControlDone | Begin | Progress | Done | Failed
+Event = Ready | CeilingsDone | ControlDone | Begin | Progress | Done | Closing | Failed
 EVENTS = msgspec.json.Decoder(Event)
 JOBS = msgspec.json.Decoder(Job)
 

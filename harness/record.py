@@ -18,7 +18,9 @@ from harness.schema import (
     SCHEMA,
     STATUSES,
     CaseResult,
+    Ceiling,
     Control,
+    Discarded,
     Launch,
     Machine,
     Metric,
@@ -29,8 +31,8 @@ from harness.schema import (
 )
 
 __all__ = [
-    "MEASURED", "SCHEMA", "STATUSES", "CaseResult", "Control", "Launch", "Machine", "Metric", "Rank", "Record",
-    "Round", "Run", "dumps", "loads", "read", "record_path", "safe_name", "utc_now", "write",
+    "MEASURED", "SCHEMA", "STATUSES", "CaseResult", "Ceiling", "Control", "Discarded", "Launch", "Machine", "Metric",
+    "Rank", "Record", "Round", "Run", "dumps", "loads", "read", "record_path", "safe_name", "utc_now", "write",
 ]  # fmt: skip
 
 # A record of 500 cases is about 10 MB; anything far beyond is not one of ours.

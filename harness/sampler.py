@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -58,6 +59,9 @@ class Telemetry(Protocol):
 
     def since(self, t0: float, t1: float | None = None) -> list[Sample]: ...
 
+    def paused(self) -> AbstractContextManager[None]:
+        """No readings for the length of a `with` block, to see what they cost."""
+
     def close(self) -> None: ...
 
 
@@ -75,6 +79,9 @@ class NullSampler:
 
     def since(self, t0: float, t1: float | None = None) -> list[Sample]:
         return []
+
+    def paused(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def close(self) -> None:
         pass
@@ -138,6 +145,18 @@ class Sampler:
             return []
         self.missing = answer.missing
         return answer.samples
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The child stands still for the length of a `with` block; do not ask for samples in it."""
+        child = self._child
+        if child is not None:
+            child.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if child is not None:
+                child.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """End the child and reap it; harmless when repeated."""

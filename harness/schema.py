@@ -23,9 +23,9 @@ class Run(_Struct):
     """One `overlap run`: when, of which commit, by which command (arguments only, no paths), how long.
 
     dirty: the tree had uncommitted changes; None where there is no git to ask. finished: False until the end.
-    spent: by launch, seconds outside the cases (open_s to open the device, controls_s) and launch_canary_us, the
-    host time of an empty launch in microseconds. planned: keys of all cases the run is to measure, so that it can
-    be resumed.
+    spent: by launch, what is known of it as a whole: seconds outside the cases (open_s to open the device,
+    controls_s, ceilings_s), launch_canary_us, the host time of an empty launch in microseconds, and the device's
+    energy_j over energy_s seconds. planned: keys of all cases the run is to measure, so that it can be resumed.
     """
 
     time: str
@@ -63,6 +63,22 @@ class Control(_Struct):
     detail: str = ""
 
 
+class Ceiling(_Struct):
+    """What the device reaches in one kind of work alone (harness/ceilings.py), median over a few samples.
+
+    value: None where it could not be measured, and `detail` says why. low, high: the fastest and slowest sample
+    but for one in ten.
+    """
+
+    name: str
+    launch: int
+    value: float | None
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    detail: str = ""
+
+
 class Round(_Struct):
     """Every arm once, in `order`. Each time is of one sample, which is `repeats` batches (Launch.repeats).
 
@@ -85,12 +101,25 @@ class Rank(_Struct):
     telemetry: dict[str, Any] = {}
 
 
+class Discarded(_Struct):
+    """An attempt at a case that was spoiled from outside and measured again.
+
+    rounds: how many it held. wall_s: seconds it took; waited_s: seconds waited before the next one.
+    """
+
+    reason: str
+    rounds: int
+    wall_s: float
+    waited_s: float
+
+
 class Launch(_Struct):
     """One fresh set of processes.
 
     stop: why sampling ended (`settled`, `budget`). wall_s, timed_s: seconds of the case and of its timed work.
     dropped: samples not used, by reason (`gate leaked`). checks: named facts about the samples, of which
-    `repeats` is how many batches one sample holds.
+    `repeats` is how many batches one sample holds. discarded: attempts before this one, none of whose samples are
+    here.
     """
 
     index: int
@@ -100,6 +129,7 @@ class Launch(_Struct):
     timed_s: float = 0.0
     dropped: dict[str, int] = {}
     checks: dict[str, Any] = {}
+    discarded: list[Discarded] = []
 
     @property
     def repeats(self) -> int:
@@ -155,6 +185,7 @@ class Record(_Struct):
     software: dict[str, Any] = {}
     environment: dict[str, Any] = {}
     controls: list[Control] = []
+    ceilings: list[Ceiling] = []
     cases: list[CaseResult] = []
 
     def case(self, key: str) -> CaseResult:

@@ -14,7 +14,7 @@ import msgspec
 from harness.case import Case
 from harness.errors import UsageError
 from harness.families import FAMILIES
-from harness.schema import STATUSES, CaseResult, Metric, Record, Round
+from harness.schema import STATUSES, CaseResult, Ceiling, Metric, Record, Round
 
 # Thirty years: no sample takes so long, and sums and squares of such times are still exact enough.
 MAX_MS = 1e12
@@ -39,9 +39,14 @@ def writable(record: Record) -> Record:
         )
         for control in record.controls
     ]
-    return msgspec.structs.replace(
-        record, run=run, controls=controls, cases=[_writable(case) for case in record.cases]
-    )
+    ceilings = [
+        ceiling
+        if not _ceiling_fault(ceiling)
+        else msgspec.structs.replace(ceiling, value=None, low=None, high=None)
+        for ceiling in record.ceilings
+    ]
+    cases = [_writable(case) for case in record.cases]
+    return msgspec.structs.replace(record, run=run, controls=controls, ceilings=ceilings, cases=cases)
 
 
 _LARGEST = sys.float_info.max
@@ -73,6 +78,12 @@ def _writable(case: CaseResult) -> CaseResult:
                 launch,
                 wall_s=_finite(launch.wall_s),
                 timed_s=_finite(launch.timed_s),
+                discarded=[
+                    msgspec.structs.replace(
+                        tried, wall_s=_finite(tried.wall_s), waited_s=_finite(tried.waited_s)
+                    )
+                    for tried in launch.discarded
+                ],
                 ranks=[
                     msgspec.structs.replace(rank, rounds=[_writable_round(r) for r in rank.rounds])
                     for rank in launch.ranks
@@ -155,6 +166,9 @@ def faults(record: Record) -> Iterator[str]:
         # One that failed lies outside by its nature.
         if control.passed and control.value is not None and not low <= control.value <= high:
             yield f"{where}: value: got {control.value:g} of one that passed, want {low:g} to {high:g}"
+    for ceiling in record.ceilings:
+        if fault := _ceiling_fault(ceiling):
+            yield f"ceiling {ceiling.name!r}: {fault}"
     known = set()
     for case in record.cases:
         if case.key in known:
@@ -208,6 +222,16 @@ def _key_faults(case: CaseResult) -> Iterator[str]:
         given = case.params.get(axis.name, axis.default)
         if given is None or not axis.check(given) or given != named[axis.name]:
             yield f"params.{axis.name}: got {given!r}, and {named[axis.name]!r} in the key"
+
+
+def _ceiling_fault(ceiling: Ceiling) -> str:
+    """What cannot be about a ceiling; empty where nothing is wrong."""
+    known = [number for number in (ceiling.low, ceiling.value, ceiling.high) if number is not None]
+    if not all(0 <= number <= _LARGEST for number in known):
+        return f"got {', '.join(f'{number:g}' for number in known)}, want finite numbers of 0 or more"
+    if known != sorted(known):
+        return f"got {', '.join(f'{number:g}' for number in known)}, want low, value and high in this order"
+    return ""
 
 
 def _time_fault(times: dict[str, float]) -> str | None:

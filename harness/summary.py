@@ -18,6 +18,7 @@ def of(record: Record, path: Path) -> dict[str, Any]:
         "exit_code": exit_code(record),
         "statuses": dict(Counter(case.status for case in record.cases)),
         "controls": [msgspec.to_builtins(control) for control in record.controls],
+        "ceilings": [msgspec.to_builtins(ceiling) for ceiling in record.ceilings],
         "cases": [
             {
                 "key": case.key,

@@ -15,7 +15,7 @@ from harness.case import Case
 from harness.child import Child
 from harness.devices import Device
 from harness.profiles import Profile
-from harness.protocol import Begin, ControlDone, Done, Event, Job, Ready
+from harness.protocol import Begin, CeilingsDone, Closing, ControlDone, Done, Event, Job, Ready
 from harness.record import CaseResult, Control, Record
 
 # Workers started for one launch before what is left of it is given up.
@@ -118,9 +118,10 @@ class _Run:
 
     def _launch(self, launch: int, waiting: list[Case]) -> None:
         """One launch: one worker, or further ones for the cases left when a worker ends before its work is done."""
-        controls, reason = self._plan.controls, ""
+        controls, ceilings, reason = self._plan.controls, True, ""
         for _ in range(MAX_STARTS):
-            heard = self._follow(self._job(launch, waiting, controls=controls), launch)
+            job = self._job(launch, waiting, controls=controls, ceilings=ceilings)
+            heard = self._follow(job, launch)
             waiting = [case for case in waiting if case.key not in heard.finished]
             if not waiting:
                 return
@@ -132,14 +133,15 @@ class _Run:
             waiting = [case for case in waiting if case not in blamed]
             if not waiting:
                 return
-            controls, reason = controls and not heard.ready, heard.reason
+            controls, ceilings = controls and not heard.ready, ceilings and not heard.ready
+            reason = heard.reason
         self._blame(
             waiting,
             launch,
             f"given up: {MAX_STARTS} workers ended early in this launch, the last one: {reason}",
         )
 
-    def _job(self, launch: int, waiting: list[Case], *, controls: bool) -> Job:
+    def _job(self, launch: int, waiting: list[Case], *, controls: bool, ceilings: bool) -> Job:
         plan, seconds = self._plan, None
         if plan.seconds is not None:
             seconds = max(0.0, (plan.seconds - self._elapsed()) / (plan.launches - launch))
@@ -153,6 +155,8 @@ class _Run:
             target=plan.target,
             seconds=seconds,
             controls=controls,
+            ceilings=ceilings,
+            best_link=machine.best_link(self._kept.machine),
         )
 
     def _follow(self, job: Job, launch: int) -> _Heard:
@@ -190,6 +194,13 @@ class _Run:
             heard.ready = True
             machine.merge(kept.machine, kept.software, event.facts)
             spent |= {"open_s": event.open_s, "launch_canary_us": event.canary_us}
+        elif isinstance(event, CeilingsDone):
+            kept.ceilings += event.ceilings
+            spent["ceilings_s"] = event.seconds
+            machine.merge_link(kept.machine, event.link)
+        elif isinstance(event, Closing):
+            if event.energy_j is not None:
+                spent |= {"energy_j": event.energy_j, "energy_s": event.energy_s}
         elif isinstance(event, ControlDone):
             kept.controls.append(event.control)
             spent["controls_s"] = round(spent.get("controls_s", 0.0) + event.seconds, 3)

@@ -222,5 +222,5 @@ def _keyed(case: Case) -> dict[str, str]:
 
 
 def summary_lines(record: Record) -> list[str]:
-    """What a reader needs to know, in three to eight lines; lines that say what to doubt begin with `!`."""
+    """What a reader needs to know, in three to nine lines; lines that say what to doubt begin with `!`."""
     return [("! " if found.doubt else "") + found.text for found in findings.summary(record)]

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -59,6 +60,10 @@ class Reading(NamedTuple):
 
 
 Getter = Callable[[Any, Any], Any]
+
+_PCI_SLOTS = Path("/sys/bus/pci/devices")
+# nvml.h, NVML_NVLINK_MAX_LINKS, in its newest version.
+_MAX_NVLINKS = 36
 
 
 def _text(value: str | bytes) -> str:
@@ -113,6 +118,52 @@ def _pids(n: Any, h: Any) -> list[int]:
     return sorted({int(process.pid) for process in n.nvmlDeviceGetComputeRunningProcesses(h)})
 
 
+def _nvlinks(n: Any, h: Any) -> int:
+    """How many NVLinks of the device are up."""
+    active = 0
+    for link in range(_MAX_NVLINKS):
+        try:
+            active += bool(n.nvmlDeviceGetNvLinkState(h, link))
+        except n.NVMLError:
+            if link == 0:  # none at all; later it is the end of those that there are
+                raise
+            break
+    return active
+
+
+def _near_cores(n: Any, h: Any) -> str:
+    """Cores beside the device, as `0-31,64-95`."""
+    words = -(-(os.cpu_count() or 1) // 64)
+    mask = sum(int(word) << 64 * at for at, word in enumerate(n.nvmlDeviceGetCpuAffinity(h, words)))
+    if not mask:
+        raise ValueError("names no core")
+    return ranges(core for core in range(mask.bit_length()) if mask >> core & 1)
+
+
+def _numa_node_of_slot(n: Any, h: Any) -> int:
+    """The kernel's answer; -1, where the machine has one node or does not tell, is none."""
+    bus = n.nvmlDeviceGetPciInfo(h)
+    slot = f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}.0"
+    try:
+        node = int((_PCI_SLOTS / slot / "numa_node").read_text())
+    except OSError:
+        raise ValueError("neither NVML nor the kernel tells") from None
+    if node < 0:
+        raise ValueError("the kernel knows of no node for this slot")
+    return node
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers as the kernel lists cores: `0-3,8`."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+
+
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _DRIVER_MODELS = {0: "WDDM", 1: "WDM (TCC)", 2: "MCDM"}
 _VIRTUALISATION = {0: "none", 1: "passthrough", 2: "vGPU", 3: "host vGPU", 4: "host vSGA"}
@@ -137,11 +188,15 @@ FIELDS: dict[str, tuple[Getter, ...]] = {
     "pcie_generation_device": (_count("nvmlDeviceGetGpuMaxPcieLinkGeneration", 1, 15),),
     "pcie_width": (_count("nvmlDeviceGetCurrPcieLinkWidth", 1, 64),),
     "pcie_width_max": (_count("nvmlDeviceGetMaxPcieLinkWidth", 1, 64),),
+    "pcie_replays": (_count("nvmlDeviceGetPcieReplayCounter", 0, 1 << 62),),
+    "nvlinks": (_nvlinks,),
+    "nvlink_version": (lambda n, h: int(_within(n.nvmlDeviceGetNvLinkVersion(h, 0), 1, 20)),),
+    "cpu_affinity": (_near_cores,),
     "persistence": (lambda n, h: bool(n.nvmlDeviceGetPersistenceMode(h)),),
     "compute_mode": (_named("nvmlDeviceGetComputeMode", _COMPUTE_MODES),),
     "driver_model": (_named("nvmlDeviceGetCurrentDriverModel", _DRIVER_MODELS),),
     "virtualisation": (_named("nvmlDeviceGetVirtualizationMode", _VIRTUALISATION),),
-    "numa_node": (_count("nvmlDeviceGetNumaNodeId", 0, 1 << 16),),
+    "numa_node": (_count("nvmlDeviceGetNumaNodeId", 0, 1 << 16), _numa_node_of_slot),
     "sm_mhz_max": (_clock("NVML_CLOCK_SM", "nvmlDeviceGetMaxClockInfo"),),
     "mem_mhz_max": (_clock("NVML_CLOCK_MEM", "nvmlDeviceGetMaxClockInfo"),),
     "sm_mhz": (_clock("NVML_CLOCK_SM"),),
@@ -262,6 +317,11 @@ def same_uuid(one: str | None, other: str | None) -> bool:
     if not one or not other:
         return False
     return one.removeprefix("GPU-").lower() == other.removeprefix("GPU-").lower()
+
+
+def full_uuid(uuid: str) -> str:
+    """As NVML writes it; torch leaves out the `GPU-`."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def owners() -> list[str]:

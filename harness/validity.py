@@ -52,6 +52,7 @@ QUANTITIES = (
     "pcie_generation",
     "pcie_width",
 )
+LINK = ("pcie_generation", "pcie_width")
 SERIES = ("sm_mhz", "power_w", "temperature_c")
 SERIES_POINTS = 100
 
@@ -75,7 +76,7 @@ class Sample(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     t: monotonic seconds at which the reading was first seen; after: those of the look before, so the device
     made it in (after, t]. reasons: NVML's bit mask. others: compute processes on the device, ours left out.
-    energy_j: the device's energy counter.
+    energy_j, pcie_replays: the device's counters, which only grow; the latter is of packets sent again over PCIe.
     """
 
     t: float
@@ -92,6 +93,7 @@ class Sample(msgspec.Struct, kw_only=True, omit_defaults=True):
     others: int | None = None
     other_pids: tuple[int, ...] = ()
     energy_j: float | None = None
+    pcie_replays: int | None = None
 
     @property
     def made(self) -> float:
@@ -132,14 +134,19 @@ def summarise(
     summary["reasons"] = _held(samples)
     summary["arms"] = _arm_clocks(samples, windows or {})
     summary["processes"] = _processes(samples)
-    summary["energy_j"] = _energy(samples, gone)
+    summary["energy_j"], _ = energy(samples, gone)
+    summary["pcie_replays"] = _replays(samples, gone)
     summary["series"] = _series(samples)
     summary["missing"] = gone
     return summary
 
 
-def verdict(summary: Mapping[str, Any]) -> list[str]:
+def verdict(summary: Mapping[str, Any], best_link: tuple[int, int] | None = None) -> list[str]:
     """Why the numbers beside these readings are invalid; empty when nothing speaks against them.
+
+    Args:
+        best_link: the PCIe generation and width that device and slot can do. A link below it in half of the
+            readings or more was so under load: one that rests is seldom caught twice.
 
     A software power cap is never a reason (`labels`). Arms drifted apart when the medians of their SM clocks
     differ by more than 1 %, by more than a clock step, and by more than chance: DRIFT_SIGMAS standard errors,
@@ -160,13 +167,31 @@ def verdict(summary: Mapping[str, Any]) -> list[str]:
     drift = _drift(summary.get("arms") or {})
     if drift is not None:
         reasons.append(drift)
+    link = loaded_link(summary)
+    if best_link is not None and link is not None and (link[0] < best_link[0] or link[1] < best_link[1]):
+        reasons.append(f"PCIe link at {link_words(link)} under load, below its {link_words(best_link)}")
     return reasons
 
 
+def loaded_link(summary: Mapping[str, Any]) -> tuple[int, int] | None:
+    """PCIe generation and width in most of the readings; None where they were not read."""
+    ranges = [summary.get(name) for name in LINK]
+    if None in ranges:
+        return None
+    generation, width = (int(found["median"]) for found in ranges if found)
+    return generation, width
+
+
+def link_words(link: tuple[int, int]) -> str:
+    """A link as people write it: `gen5 x16`."""
+    return f"gen{link[0]} x{link[1]}"
+
+
 def labels(summary: Mapping[str, Any]) -> list[str]:
-    """What a reader should know of the clocks, though the numbers stand: `software power cap`."""
+    """What a reader should know, though the numbers stand: `software power cap`."""
     seen = summary.get("reasons") or {}
-    return [text for name, text in LABELS.items() if name in seen]
+    found = [text for name, text in LABELS.items() if name in seen]
+    return [*found, "PCIe packets sent again"] if summary.get("pcie_replays") else found
 
 
 def _range(samples: Iterable[Sample], name: str) -> dict[str, float] | None:
@@ -260,19 +285,28 @@ def _processes(samples: Iterable[Sample]) -> dict[str, int]:
     }
 
 
-def _energy(samples: Iterable[Sample], missing: dict[str, str]) -> float | None:
+def energy(samples: Iterable[Sample], missing: dict[str, str]) -> tuple[float | None, float]:
+    """Joules over the seconds between the first and the last reading; None, and why in `missing`, where unknown."""
     known = [(sample.t, sample.energy_j) for sample in samples if sample.energy_j is not None]
     if not known:
         missing.setdefault("energy_j", "no reading in this time")
-        return None
+        return None, 0.0
     (start, first), (end, last) = known[0], known[-1]
     if end - start < ENERGY_MIN_S:
         missing.setdefault("energy_j", f"shorter than {ENERGY_MIN_S:.0f} s")
-        return None
+        return None, round(end - start, 3)
     if last < first:
         missing.setdefault("energy_j", "the counter was reset")
+        return None, round(end - start, 3)
+    return round(last - first, 3), round(end - start, 3)
+
+
+def _replays(samples: Iterable[Sample], missing: dict[str, str]) -> int | None:
+    known = [sample.pcie_replays for sample in samples if sample.pcie_replays is not None]
+    if len(known) < 2:
+        missing.setdefault("pcie_replays", "fewer than two readings in this time")
         return None
-    return round(last - first, 3)
+    return max(0, known[-1] - known[0])
 
 
 def _series(samples: Sequence[Sample]) -> dict[str, list[float | None]]:

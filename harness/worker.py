@@ -8,19 +8,14 @@ import time
 STARTED = time.monotonic()  # Before torch is imported, which is most of a worker's start.
 
 import contextlib
-import ctypes
-import faulthandler
-import os
-import signal
 import sys
 from collections.abc import Callable
-
-import msgspec
 
 from harness import validity
 from harness.backends import get_backend
 from harness.backends.base import Backend
 from harness.case import Case
+from harness.ceilings import run_ceilings
 from harness.controls import run_controls
 from harness.errors import OverlapError, Skip
 from harness.families import FAMILIES
@@ -28,18 +23,21 @@ from harness.measure import Measured, measure
 from harness.protocol import (
     JOBS,
     Begin,
+    CeilingsDone,
+    Closing,
     ControlDone,
     Done,
     Event,
-    Failed,
     Job,
     Progress,
     Ready,
     Status,
 )
-from harness.record import Launch, Rank
+from harness.record import Discarded, Launch, Rank
 from harness.sampler import Telemetry, open_sampler
+from harness.serving import one_line, serve
 from harness.statistics import StopRule
+from harness.telemetry import full_uuid, same_uuid
 from harness.workloads import build
 
 Say = Callable[[Event], None]
@@ -50,7 +48,11 @@ SLOW = 6
 # At least this much of a second between two progress events of a case.
 PROGRESS_S = 0.25
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Before the second and third attempt at a case that was spoiled from outside.
+WAITS_S = (1.0, 4.0)
+
+# What waiting and measuring again may take in one launch.
+PATIENCE_S = 30.0
 
 
 def run_job(job: Job, say: Say, *, began: float = STARTED) -> None:
@@ -59,17 +61,28 @@ def run_job(job: Job, say: Say, *, began: float = STARTED) -> None:
     began: monotonic seconds from which `job.seconds` counts, the start of this process. What a device that is lost
     raises ends the job; what goes wrong in a case ends only that case.
     """
-    # The sampler first: it inherits this process's affinity and must not wait for the device to open.
-    with open_sampler(job.uuid, job.no_telemetry) as telemetry:
+    with contextlib.ExitStack() as opened:
+        # The sampler first: it inherits this process's affinity and must not wait for the device to open.
+        telemetry: Telemetry = open_sampler(job.uuid, job.no_telemetry)
+        opened.callback(lambda: telemetry.close())
         backend = get_backend(job.device)
         facts, canary = backend.facts(), backend.canary_us()
+        if _another(facts.get("uuid"), job.uuid):  # CUDA numbers the devices otherwise than was expected
+            telemetry.close()
+            telemetry = open_sampler(full_uuid(facts["uuid"]), job.no_telemetry)
         say(Ready(facts=facts, canary_us=round(canary, 3), open_s=round(time.monotonic() - began, 3)))
+        ready = time.monotonic()
+        if job.ceilings:
+            found = run_ceilings(backend, job.launch)
+            link = validity.loaded_link(validity.summarise(telemetry.since(ready)))
+            say(CeilingsDone(ceilings=found, link=link, seconds=round(time.monotonic() - ready, 3)))
         if job.controls:
             before = time.monotonic()
-            for control in run_controls(backend, job.profile, job.launch):
+            for control in run_controls(backend, job.profile, job.launch, telemetry):
                 now = time.monotonic()
                 say(ControlDone(control=control, seconds=round(now - before, 3)))
                 before = now
+        patience = Patience(say, None if job.seconds is None else began + job.seconds)
         for index, key in enumerate(job.cases):
             say(Begin(key=key))
             left = None if job.seconds is None else job.seconds - (time.monotonic() - began)
@@ -78,7 +91,9 @@ def run_job(job: Job, say: Say, *, began: float = STARTED) -> None:
                 say(Done(key=key, status="skipped", reason=reason, launch=None, out_of_time=True))
                 continue
             rule = _rule(job, left, len(job.cases) - index)
-            say(_run_case(Case.parse(key, FAMILIES), job, backend, telemetry, rule, say))
+            say(_run_case(Case.parse(key, FAMILIES), job, backend, telemetry, rule, patience, say))
+        energy_j, energy_s = validity.energy(telemetry.since(ready), {})
+        say(Closing(energy_j=energy_j, energy_s=energy_s))
         backend.close()
 
 
@@ -90,8 +105,75 @@ def _rule(job: Job, left: float | None, cases: int) -> StopRule:
     return StopRule(target=job.target, budget_s=budget, limit_s=limit)
 
 
-def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, rule: StopRule, say: Say) -> Done:
-    """The case measured once; what goes wrong in it is told in its status and ends only this case."""
+def _another(used: str | None, expected: str | None) -> bool:
+    # torch may name a MIG slice by its GPU, and a device that nobody named cannot be told from another.
+    whole = used is not None and expected is not None and expected.startswith("GPU-")
+    return whole and not same_uuid(used, expected)
+
+
+class Patience:
+    """When a case that was spoiled from outside is measured again, within limits of the case and of the launch.
+
+    Whoever shares the GPU may be gone in a second, or stay for the night: then every case is measured once more
+    only until PATIENCE_S have gone by, and the rest of the launch is not held up. until: when the launch should end,
+    monotonic seconds.
+    """
+
+    def __init__(self, say: Say, until: float | None = None) -> None:
+        self._say, self._until = say, until
+        self._left = PATIENCE_S
+
+    def wait(self, key: str, attempt: int, took: float) -> float | None:
+        """Wait before the next attempt, after `attempt` of them, the last of which took so many seconds.
+
+        Gives the seconds waited; None, at once, for no further attempt.
+        """
+        self._left -= took if attempt > 1 else 0.0
+        if attempt > len(WAITS_S) or self._left < WAITS_S[attempt - 1] + took:
+            return None
+        waited = WAITS_S[attempt - 1]
+        if self._until is not None and time.monotonic() + waited + took > self._until:
+            return None
+        self._left -= waited
+        self._say(Progress(key=key, rounds=0))
+        time.sleep(waited)
+        return waited
+
+
+def _run_case(
+    case: Case,
+    job: Job,
+    backend: Backend,
+    telemetry: Telemetry,
+    rule: StopRule,
+    patience: Patience,
+    say: Say,
+) -> Done:
+    """The case measured, again if it was spoiled from outside; what goes wrong in it is told in its status and ends
+    only this case."""
+    discarded: list[Discarded] = []
+    while True:
+        began = time.monotonic()
+        done, spoiled = _attempt(case, job, backend, telemetry, rule, say)
+        took = time.monotonic() - began
+        waited = patience.wait(case.key, len(discarded) + 1, took) if spoiled else None
+        if waited is None or done.launch is None:
+            break
+        rounds = sum(len(rank.rounds) for rank in done.launch.ranks)
+        discarded.append(
+            Discarded(reason=done.reason, rounds=rounds, wall_s=round(took, 3), waited_s=round(waited, 3))
+        )
+    if done.launch is not None:
+        done.launch.discarded = discarded
+    if discarded and spoiled:
+        done.reason += f" (and {len(discarded)} attempts before)"
+    return done
+
+
+def _attempt(
+    case: Case, job: Job, backend: Backend, telemetry: Telemetry, rule: StopRule, say: Say
+) -> tuple[Done, bool]:
+    """The case measured once, and whether something outside of it spoiled the samples."""
     began = time.monotonic()
     last = began
 
@@ -107,19 +189,20 @@ def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, rule
         found = measure(workload, rule, allocations=backend.allocations, on_round=on_round)
         facts = workload.facts
     except Skip as skip:
-        return Done(key=case.key, status="skipped", reason=str(skip), launch=None)
+        return Done(key=case.key, status="skipped", reason=str(skip), launch=None), False
     except OverlapError as error:
-        return Done(key=case.key, status="error", reason=str(error), launch=None)
+        return Done(key=case.key, status="error", reason=str(error), launch=None), False
     except BrokenPipeError:
         raise  # from `say`: the parent is gone
     except Exception as error:  # torch raises its own kinds: out of memory, a CUDA error
         backend.synchronize()  # a device that is lost raises here again, and ends this worker
-        return Done(key=case.key, status="error", reason=one_line(error), launch=None)
+        return Done(key=case.key, status="error", reason=one_line(error), launch=None), False
     finally:
         if workload is not None:
             workload.close()
     summary = validity.summarise(telemetry.since(began), found.windows, telemetry.missing)
-    status, reason = judge(found, validity.verdict(summary), rule)
+    spoiled = validity.verdict(summary, job.best_link)
+    status, reason = judge(found, spoiled, rule)
     summary["labels"] = validity.labels(summary)
     launch = Launch(
         index=job.launch,
@@ -130,7 +213,7 @@ def _run_case(case: Case, job: Job, backend: Backend, telemetry: Telemetry, rule
         dropped=found.dropped,
         checks={**facts, **found.checks, "sampling_s": round(found.wall_s, 4)},
     )
-    return Done(key=case.key, status=status, reason=reason, launch=launch)
+    return Done(key=case.key, status=status, reason=reason, launch=launch), bool(spoiled) and not found.failed
 
 
 def judge(found: Measured, spoiled: list[str], rule: StopRule) -> tuple[Status, str]:
@@ -150,36 +233,9 @@ def judge(found: Measured, spoiled: list[str], rule: StopRule) -> tuple[Status, 
     return "unsettled", f"the interval was wider than {rule.target:.1%} of the value after {rounds} rounds"
 
 
-def one_line(error: BaseException) -> str:
-    """The error's kind and the first line of what it says."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
 def main() -> int:
     """Entry of the child process; 0 when every case of the job was told."""
-    faulthandler.enable()
-    _end_with_parent()
-    with os.fdopen(int(sys.argv[1]), "wb", buffering=0) as out:
-
-        def say(event: Event) -> None:
-            out.write(msgspec.json.encode(event) + b"\n")
-
-        try:
-            run_job(JOBS.decode(sys.stdin.buffer.read()), say)
-        except BrokenPipeError:
-            return 1  # The parent is gone: there is nobody left to measure for.
-        except Exception as error:
-            say(Failed(reason=one_line(error)))
-            raise
-    return 0
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process when its parent dies, for one that hangs notices no closed pipe."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    return serve(lambda asked, say: run_job(JOBS.decode(asked), say))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A clock that a test turns, a workload whose samples are written down, and a backend without a device."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,11 +114,17 @@ class FakeTelemetry:
     def __init__(self, readings: Sequence[Reading] = ()) -> None:
         self.missing: dict[str, str] = {}
         self.readings, self.asked = list(readings), list[float]()
+        self.closed = 0
 
     def since(self, t0: float, t1: float | None = None) -> list[Reading]:
         self.asked.append(t0)
         return self.readings
 
-    @contextlib.contextmanager
-    def open(self, *_: object) -> Iterator["FakeTelemetry"]:
-        yield self
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def open(self, *_: object) -> "FakeTelemetry":
+        return self

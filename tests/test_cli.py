@@ -319,6 +319,24 @@ def test_doctor_says_what_is_here(overlap):
     assert said.code == (3 if any(each["level"] == "fail" for each in found) else 0)
 
 
+def test_the_doctor_measures_when_asked(overlap, monkeypatch):
+    from harness import checkup, doctor
+
+    found = [doctor.Finding("control null", "ok", "0.001"), doctor.Finding("control race", "fail", "0", "wait")]
+    monkeypatch.setattr(checkup, "measured", lambda device, profile: iter(found))
+    said = overlap("doctor", "--device", "cpu", "--measure", "--json")
+    assert said.code == 3, "a failed control says that nothing here is to be believed"
+    names = [finding["name"] for finding in json.loads(said.out)]
+    assert names[0] == "device"
+    assert names[-2:] == ["control null", "control race"]
+    found.pop()
+    said = overlap("doctor", "--device", "cpu", "--measure")
+    assert said.code == 0
+    assert "control null: 0.001" in said.out
+    monkeypatch.setattr(checkup, "measured", lambda *_: pytest.fail("measured without being asked"))
+    assert overlap("doctor", "--device", "cpu").code == 0
+
+
 def test_a_doctor_that_finds_what_makes_measuring_pointless_exits_with_3(overlap, monkeypatch):
     from harness import doctor
 

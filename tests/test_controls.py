@@ -1,10 +1,13 @@
 """Controls pass on a sound backend and fail on one that is broken in the way they are there for."""
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from fakes import FakeTelemetry, FakeWorkload
 
 from harness import controls, profiles
 from harness.backends import get_backend
@@ -13,8 +16,19 @@ from harness.controls import run_controls
 from harness.families import MIB
 from harness.profiles import Profile
 from harness.record import Control
+from harness.sampler import NullSampler, open_sampler
+from harness.telemetry import full_uuid
+from harness.workloads.base import Sample
 
-NAMES = ["known answer", "same stream", "dependency", "null", "sensitivity", "race", "bare copy"]
+NAMES = [
+    "known answer",
+    "same stream",
+    "dependency",
+    "null",
+    "sensitivity",
+    "race",
+    "bare copy",
+]  # and sampler
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +114,7 @@ def test_each_fails_where_it_should(cpu: Backend, small: Profile, what: str, nam
 def test_null_fails_when_equal_arms_differ(
     cpu: Backend, small: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = controls._Bench(cpu, small)
+    bench = controls._Bench(cpu, small, None)
     slower = bench._products
 
     def with_more() -> None:
@@ -148,6 +162,61 @@ def test_bare_copy_fails_when_the_harness_adds_time(
 
     monkeypatch.setattr(H2DWorkload, "_issue_transfer", slow)
     assert not measured(cpu, small, "bare copy").passed
+
+
+class Readings(FakeTelemetry):
+    """What reads beside the samples; at work it costs `cost` of them."""
+
+    def __init__(self, cost: float) -> None:
+        super().__init__()
+        self.cost, self.at_work, self.turns = cost, True, list[bool]()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        self.at_work = False
+        yield
+        self.at_work = True
+
+
+@pytest.mark.parametrize(("cost", "passed"), [(0.0, True), (0.004, True), (0.02, False)])
+def test_what_the_sampler_costs_is_measured_in_turns(
+    cpu: Backend, small: Profile, monkeypatch: pytest.MonkeyPatch, cost: float, passed: bool
+) -> None:
+    readings = Readings(cost)
+
+    class Pipeline(FakeWorkload):
+        def sample(self, arm: str) -> Sample:
+            readings.turns.append(readings.at_work)
+            # The clock drifts all the while: turns must cancel that.
+            drift = 1 + 0.05 * len(readings.turns) / 200
+            return replace(super().sample(arm), ms=drift * (1 + readings.cost * readings.at_work))
+
+    monkeypatch.setattr(controls._Bench, "_pipeline", lambda self, **_: Pipeline())
+    (found,) = run_controls(cpu, small, 0, readings, attempts=1, only="sampler")
+    assert found.passed is passed
+    assert found.value == pytest.approx(cost, abs=1e-4)
+    assert readings.turns.count(True) == readings.turns.count(False) == 100
+
+
+def test_where_nothing_is_read_the_sampler_is_no_control(cpu: Backend, small: Profile) -> None:
+    assert list(run_controls(cpu, small, 0, NullSampler("no GPU"), only="sampler")) == []
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_sampler_costs_less_than_half_a_percent() -> None:
+    backend = get_backend("cuda")
+    with open_sampler(full_uuid(backend.facts()["uuid"])) as telemetry:
+        found = [
+            control.value
+            for _ in range(5)
+            for control in run_controls(
+                backend, profiles.packaged()["h200"], 0, telemetry, attempts=1, only="sampler"
+            )
+        ]
+        assert telemetry.since(0.0), telemetry.missing
+    print(f"sampler cost: {', '.join(f'{value:+.3%}' for value in found if value is not None)}")
+    assert len(found) == 5
+    assert all(value is not None and abs(value) < 0.005 for value in found)
 
 
 @pytest.mark.gpu

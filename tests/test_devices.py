@@ -244,3 +244,29 @@ print(json.dumps([early, "torch" in sys.modules, state == not_initialised]))
     root = Path(harness.__file__).parent.parent
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=root, check=True)
     assert json.loads(answer.stdout) == [[], False, True]
+
+
+@pytest.mark.gpu
+def test_after_import_list_and_doctor_a_fork_can_use_cuda():
+    code = """
+import ctypes, os, sys, warnings
+from click.testing import CliRunner
+import harness.cli
+for words in (["list"], ["list", "--json", "--tier", "nightly"], ["doctor"], ["doctor", "--json"]):
+    said = CliRunner().invoke(harness.cli.cli, words)
+    assert said.exit_code == 0, (words, said.output)
+    assert said.output
+driver = ctypes.CDLL("libcuda.so.1")  # loading it initialises nothing
+state = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+assert state == 3, f"cuDeviceGetCount: {state}, want 3 (CUDA_ERROR_NOT_INITIALIZED)"
+child = os.fork()
+if not child:
+    import torch
+    total = torch.ones(1000, device="cuda").sum().item()
+    os._exit(0 if total == 1000 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "CUDA does not work after a fork"
+print("fine")
+"""
+    root = Path(harness.__file__).parent.parent
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=root, text=True)
+    assert answer.stdout == "fine\n", answer.stderr

@@ -163,6 +163,17 @@ def test_a_package_that_is_missing_is_found(monkeypatch, package, level):
     assert one(findings, package, level).remedy == f"pip install {package}"
 
 
+@pytest.mark.parametrize(("version", "found"), [("2.8.1+cu128", True), ("2.11.0", False), ("3.0", False)])
+def test_a_torch_that_cannot_compile_the_gate_is_told_what_it_skips(monkeypatch, version, found):
+    install(monkeypatch, gpu())
+    monkeypatch.setattr(doctor, "torch_build", lambda: {"version": version, "cuda": "12.8"})
+    told = [finding for finding in examine(H200) if finding.name == "skipped"]
+    assert bool(told) is found
+    if found:
+        assert "gated cases" in told[0].text
+        assert told[0].remedy == "install torch 2.9 or newer"
+
+
 def test_a_driver_too_old_for_torch_is_found(monkeypatch):
     install(monkeypatch, gpu())
     monkeypatch.setattr(doctor, "torch_build", lambda: {"version": "3.0", "cuda": "14.1"})

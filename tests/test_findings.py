@@ -3,6 +3,7 @@ from factories import controls, curve_results, h2d_case, h2d_result, record, ski
 
 from harness import findings
 from harness.labels import number, percent, ratio
+from harness.record import Ceiling, Discarded
 from harness.views import chunk_curves, overlap_grid
 
 
@@ -151,15 +152,39 @@ def test_clock_labels_are_told_though_the_numbers_stand():
     assert "software power cap: seen in 1 case" in text(findings.doubts(record(case, controls=controls())))
 
 
-def test_a_summary_has_at_most_eight_lines():
+def test_a_summary_has_at_most_nine_lines():
     curves = [*curve_results(), *curve_results(chunks=(1, 2, 4), seed=1)]
     for case in curves[-3:]:
         case.params["issue"] = "copies-first"
-    for made in (record(), record(*curves), record(*table_results(), *curves)):
+    whole = record(*table_results(), *curves)
+    whole.ceilings = [Ceiling(name="h2d", launch=0, value=55.2, unit="GB/s")]
+    for made in (record(), record(*curves), whole):
         lines = findings.summary(made)
-        assert 2 <= len(lines) <= 8
+        assert 2 <= len(lines) <= 9
         assert lines[-1].text == findings.counts(made).text
         assert any("chunks (theory" in line.text for line in lines) is bool(chunk_curves(made))
+
+
+def test_what_the_device_reaches_alone_is_told_over_launches() -> None:
+    made = record(*table_results())
+    assert findings.ceilings(made) is None
+    made.ceilings = [
+        *(
+            Ceiling(name="h2d", launch=at, value=rate, unit="GB/s")
+            for at, rate in enumerate((55.0, 40.0, 55.4))
+        ),
+        Ceiling(name="hbm", launch=0, value=None, unit="GB/s", detail="CUDA out of memory"),
+    ]
+    assert findings.ceilings(made).text == "alone: h2d 55.0 GB/s, hbm not measured (CUDA out of memory)"
+    assert findings.ceilings(made) in findings.summary(made)
+
+
+def test_attempts_that_were_discarded_are_counted_with_their_reason() -> None:
+    case = h2d_result(h2d_case(gate="off"))
+    tried = Discarded(reason="shared GPU: 1 other process", rounds=20, wall_s=1.5, waited_s=1.0)
+    case.launches[0].discarded = [tried, tried]
+    told = text(findings.doubts(record(case, controls=controls())))
+    assert "2 attempts discarded and measured again: shared GPU: 1 other process" in told
 
 
 def test_the_price_of_a_sample_is_told() -> None:

@@ -34,7 +34,7 @@ def test_a_gpu_is_described(monkeypatch):
         "virtualisation": "passthrough",
     }
     assert {name: found.gpu[name] for name in expected} == expected
-    assert set(found.gpu["missing"]) == {"sm_count"}
+    assert set(found.gpu["missing"]) == set(machine.OF_DEVICE)
 
 
 def test_every_null_is_explained(monkeypatch):
@@ -45,7 +45,7 @@ def test_every_null_is_explained(monkeypatch):
     gpu = identity(DEVICE).gpu
     assert {name for name, value in gpu.items() if value is None} == set(gpu["missing"])
     assert gpu["missing"]["ecc"] == "not supported by this device"
-    assert gpu["missing"]["numa_node"] == "unknown NVML error"
+    assert gpu["missing"]["numa_node"] == "neither NVML nor the kernel tells"
 
 
 @pytest.mark.parametrize("fault", ["no driver", "all lost", "another device"])
@@ -124,13 +124,36 @@ def test_what_torch_loaded_wins(monkeypatch):
         "cudnn": None,
         "uuid": A.removeprefix("GPU-"),
     }
-    merge(found, versions, {**facts, "sm_count": 132, "memory_bytes": 1})
+    of_device = {"sm_count": 132, "l2_bytes": 60 << 20, "copy_engines": 5, "pinned_numa_node": None}
+    merge(found, versions, {**facts, **of_device, "memory_bytes": 1})
     assert (versions["torch"], versions["cublas"]) == ("2.11.0", "13.1.0")
     assert "cudnn" not in versions
-    assert found.gpu["sm_count"] == 132
+    assert (found.gpu["sm_count"], found.gpu["copy_engines"]) == (132, 5)
     assert found.gpu["memory_bytes"] == 140 << 30
     assert found.gpu["uuid"] == A
-    assert found.gpu["missing"] == {}
+    assert set(found.gpu["missing"]) == {"pinned_numa_node", *LINK_UNDER_LOAD}
+    assert not {"sm_count", "copy_engines"} & set(versions)
+
+
+LINK_UNDER_LOAD = {"pcie_generation_loaded", "pcie_width_loaded"}
+
+
+def test_the_link_is_told_as_it_is_under_load(monkeypatch):
+    install(monkeypatch, FakeGpu(values={"nvmlDeviceGetCurrPcieLinkGeneration": 1}))
+    found = identity(DEVICE)
+    assert machine.best_link(found) == (5, 16)
+    assert found.gpu["pcie_generation"] == 1
+    machine.merge_link(found, None)
+    assert found.gpu["pcie_generation_loaded"] is None
+    machine.merge_link(found, (5, 16))
+    assert (found.gpu["pcie_generation_loaded"], found.gpu["pcie_width_loaded"]) == (5, 16)
+    assert not LINK_UNDER_LOAD & set(found.gpu["missing"])
+
+
+def test_a_machine_without_a_link_to_ask_about_has_no_best_one(monkeypatch):
+    install(monkeypatch, FakeGpu(errors={"nvmlDeviceGetMaxPcieLinkWidth": "NotSupported"}))
+    assert machine.best_link(identity(DEVICE)) is None
+    assert machine.best_link(identity(Device("cpu", "cpu", 2))) is None
 
 
 def test_torch_steps_in_where_nvml_has_no_memory_to_tell(monkeypatch):

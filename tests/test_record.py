@@ -17,6 +17,7 @@ from harness.record import (
     SCHEMA,
     STATUSES,
     CaseResult,
+    Ceiling,
     Control,
     Launch,
     Machine,
@@ -118,7 +119,7 @@ def test_a_record_reads_back_as_it_was():
 def test_the_file_is_as_the_design_fixes_it():
     content = plain()
     assert list(content) == [
-        "schema", "method", "run", "machine", "software", "environment", "controls", "cases",
+        "schema", "method", "run", "machine", "software", "environment", "controls", "ceilings", "cases",
     ]  # fmt: skip
     assert set(content["run"]) >= {"time", "commit", "dirty", "command", "seconds"}
     assert set(content["machine"]) == {"name", "device", "gpu", "cpu"}
@@ -324,6 +325,16 @@ CONTROLS = st.builds(
     unit=WORDS,
     detail=WORDS,
 )
+CEILINGS = st.builds(
+    Ceiling,
+    name=WORDS,
+    launch=st.integers(0, 9),
+    value=st.none() | st.floats(),
+    low=st.none() | st.floats(),
+    high=st.none() | st.floats(),
+    unit=WORDS,
+    detail=WORDS,
+)
 RECORDS = st.builds(
     Record,
     schema=st.just(SCHEMA),
@@ -341,6 +352,7 @@ RECORDS = st.builds(
     software=FACTS,
     environment=FACTS,
     controls=st.lists(CONTROLS, max_size=2),
+    ceilings=st.lists(CEILINGS, max_size=2),
     # Two keys that differ in characters which cannot be written would come to be one.
     cases=st.lists(RESULTS, max_size=2, unique_by=lambda case: case.key.encode(errors="replace")),
 )

@@ -71,6 +71,21 @@ def test_the_child_delivers_samples_of_the_right_gpu(nvml):
     assert all(sample.after is not None and sample.after < sample.t for sample in samples)
 
 
+def test_a_paused_sampler_takes_no_readings_and_goes_on_afterwards(nvml):
+    nvml(FakeGpu(values={"nvmlDeviceGetTemperature": list(range(30, 60))}))
+    with Sampler(A, interval_s=0.005) as sampler:
+        assert sampler.since(0.0)
+        with sampler.paused():
+            time.sleep(0.05)  # the signal has arrived
+            start = time.monotonic()
+            time.sleep(0.3)
+            end = time.monotonic()
+        time.sleep(0.1)
+        assert sampler.since(start, end) == []
+        assert len(sampler.since(end)) > 5
+    assert sampler.missing == {}
+
+
 def test_asking_until_now_takes_one_more_look_at_everything(nvml):
     nvml(FakeGpu())
     with Sampler(A, interval_s=5.0) as sampler:

@@ -56,6 +56,9 @@ note("job", job)
 note("pid", os.getpid())
 exec(faults.get("start", ""))
 say(type="ready", facts={"threads": 7}, canary_us=1.5, open_s=0.25)
+if job["ceilings"]:
+    rate = dict(name="h2d", launch=job["launch"], value=55.0, unit="GB/s")
+    say(type="ceilings", ceilings=[rate], link=[5, 8], seconds=0.25)
 if job["controls"]:
     for name in ("null", "race"):
         control = dict(name=name, launch=job["launch"], passed=True, value=0.0, low=-1.0, high=1.0, unit="of 1")
@@ -66,6 +69,7 @@ for key in job["cases"]:
         exec(faults[key])
     else:
         done(key)
+say(type="closing", energy_j=4200.0, energy_s=12.5)
 exec(faults.get("end", ""))
 """
 
@@ -175,7 +179,8 @@ def test_a_run_leaves_a_finished_record(bench):
     assert statuses(kept) == dict.fromkeys((A, B, C, D), "ok")
     assert kept.run.finished
     assert kept.run.seconds > 0
-    assert kept.run.spent == {"0": {"open_s": 0.25, "launch_canary_us": 1.5, "controls_s": 1.0}}
+    expected = {"open_s": 0.25, "launch_canary_us": 1.5, "controls_s": 1.0}
+    assert expected.items() <= kept.run.spent["0"].items()
     assert [(control.name, control.passed) for control in kept.controls] == [("null", True), ("race", True)]
     assert kept.software["threads"] == 7
     case = kept.case(C)
@@ -394,6 +399,26 @@ def test_controls_are_run_once_a_launch_unless_they_were_cut_short(bench):
     assert [(control.name, control.launch) for control in kept.controls] == [
         ("null", 0), ("race", 0), ("null", 1), ("race", 1),
     ]  # fmt: skip
+
+
+def test_what_the_device_reaches_alone_is_measured_once_a_launch(bench):
+    bench.faults[B] = "os.kill(os.getpid(), signal.SIGKILL)"
+    kept = bench.run(launches=2)
+    assert [job["ceilings"] for job in bench.logged("job")] == [True, False, True]
+    assert [(found.launch, found.value) for found in kept.ceilings] == [(0, 55.0), (1, 55.0)]
+    assert kept.run.spent["0"]["ceilings_s"] == 0.25
+
+
+def test_a_launch_tells_its_energy(bench):
+    assert {"energy_j": 4200.0, "energy_s": 12.5}.items() <= bench.run().run.spent["0"].items()
+
+
+def test_the_link_under_load_goes_into_the_machine_and_its_best_to_the_worker(bench):
+    kept = empty()
+    kept.machine.gpu = {"pcie_generation_max": 5, "pcie_width_max": 16}
+    kept = bench.run(kept=kept)
+    assert [job["best_link"] for job in bench.logged("job")] == [[5, 16]]
+    assert kept.machine.gpu["pcie_width_loaded"] == 8
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,16 @@ BEHIND = {
     "pcie_generation_device": ["GpuMaxPcieLinkGeneration"],
     "pcie_width": ["CurrPcieLinkWidth"],
     "pcie_width_max": ["MaxPcieLinkWidth"],
+    "pcie_replays": ["PcieReplayCounter"],
+    "nvlinks": ["NvLinkState"],
+    "nvlink_version": ["NvLinkVersion"],
+    "cpu_affinity": ["CpuAffinity"],
     "persistence": ["PersistenceMode"],
     "compute_mode": ["ComputeMode"],
     "driver_model": ["CurrentDriverModel"],
     "virtualisation": ["VirtualizationMode"],
-    "numa_node": ["NumaNodeId"],
+    # Where NVML does not tell, the kernel is asked about the slot.
+    "numa_node": ["NumaNodeId", "PciInfo"],
     "sm_mhz_max": ["MaxClockInfo"],
     "mem_mhz_max": ["MaxClockInfo"],
     "sm_mhz": ["ClockInfo"],
@@ -62,6 +67,10 @@ VALUES = {
     "reasons": 4,
     "energy_j": 2000.0,
     "pids": [],
+    "nvlinks": 18,
+    "nvlink_version": 4,
+    "cpu_affinity": "0-3",
+    "pcie_replays": 0,
 }
 
 WORDS = {
@@ -124,11 +133,47 @@ def test_an_error_inside_a_field_value_is_an_error(monkeypatch):
 
 
 def test_an_old_binding_without_the_new_names_still_reads(monkeypatch):
-    absent = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlMemory_v2", "nvmlDeviceGetNumaNodeId")
+    absent = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlMemory_v2", "nvmlDeviceGetVbiosVersion")
     install(monkeypatch, FakeGpu(), absent=absent)
     assert read("reasons") == (4, None)
     assert read("memory_bytes") == (140 << 30, None)
-    assert read("numa_node") == (None, "not offered by this nvidia-ml-py")
+    assert read("vbios") == (None, "not offered by this nvidia-ml-py")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1\n", (1, None)),
+        ("-1\n", (None, "the kernel knows of no node for this slot")),
+        (None, (None, "neither NVML nor the kernel tells")),
+    ],
+)
+def test_the_kernel_knows_the_node_of_a_slot(monkeypatch, tmp_path, text, expected):
+    monkeypatch.setattr(telemetry, "_PCI_SLOTS", tmp_path)
+    if text is not None:
+        (tmp_path / "0000:06:00.0").mkdir()
+        (tmp_path / "0000:06:00.0" / "numa_node").write_text(text)
+    install(monkeypatch, FakeGpu(errors={"nvmlDeviceGetNumaNodeId": "NotSupported"}))
+    assert read("numa_node") == expected
+
+
+def test_nvlinks_are_counted_up_to_the_last_there_is(monkeypatch):
+    fake = install(monkeypatch, FakeGpu())
+
+    def state(handle: object, link: int) -> int:
+        if link == 6:
+            raise fake.error("NotSupported")
+        return int(link != 2)
+
+    fake.gpus[0].values["nvmlDeviceGetNvLinkState"] = state
+    assert read("nvlinks") == (5, None)
+
+
+def test_cores_beside_the_gpu_are_listed_as_the_kernel_lists_them(monkeypatch):
+    install(monkeypatch, FakeGpu(values={"nvmlDeviceGetCpuAffinity": lambda h, words: [0b1011, 1]}))
+    assert read("cpu_affinity") == ("0-1,3,64", None)
+    install(monkeypatch, FakeGpu(values={"nvmlDeviceGetCpuAffinity": lambda h, words: [0]}))
+    assert read("cpu_affinity") == (None, "names no core")
 
 
 def test_an_old_binding_gives_bytes(monkeypatch):
@@ -143,7 +188,6 @@ def test_an_old_binding_gives_bytes(monkeypatch):
         ("temperature_c", "Temperature", 0xFFFFFFFF),
         ("power_limit_w", "EnforcedPowerLimit", 0),
         ("pcie_width", "CurrPcieLinkWidth", 0xFFFFFFFF),
-        ("numa_node", "NumaNodeId", -1),
         ("utilisation_percent", "UtilizationRates", types.SimpleNamespace(gpu=255)),
     ],
 )

@@ -205,6 +205,36 @@ def test_a_real_drift_under_a_power_cap_is_called():
     assert called >= 98
 
 
+@pytest.mark.parametrize(
+    ("generations", "reason"),
+    [
+        ([5, 5, 5, 5], []),
+        ([1, 5, 5, 5], []),  # read before the first copy
+        ([5, 4, 4, 4], ["PCIe link at gen4 x16 under load, below its gen5 x16"]),
+        ([None, None], []),
+    ],
+)
+def test_a_link_below_its_best_under_load_makes_a_case_invalid(generations, reason):
+    samples = [Sample(t=t, pcie_generation=gen, pcie_width=16) for t, gen in enumerate(generations)]
+    assert verdict(summarise(samples), (5, 16)) == reason
+    assert verdict(summarise(samples)) == [], "where the best is not known, nothing is claimed"
+
+
+def test_a_narrow_link_makes_a_case_invalid():
+    samples = [Sample(t=t, pcie_generation=5, pcie_width=8) for t in (1.0, 2.0)]
+    assert verdict(summarise(samples), (5, 16)) == ["PCIe link at gen5 x8 under load, below its gen5 x16"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [([7, 7, 7], 0), ([7, None, 19], 12), ([7], None), ([9, 0], 0)]
+)
+def test_packets_sent_again_are_counted_and_labelled(counts, expected):
+    summary = summarise([Sample(t=t, pcie_replays=count) for t, count in enumerate(counts)])
+    assert summary["pcie_replays"] == expected
+    assert ("pcie_replays" in summary["missing"]) is (expected is None)
+    assert labels(summary) == (["PCIe packets sent again"] if expected else [])
+
+
 @pytest.mark.parametrize(("count", "expected"), [(99, None), (101, 2000.0)])
 def test_energy_is_given_for_ten_seconds_and_more(count, expected):
     summary = summarise(readings(count, energy_j=lambda index: 1000.0 + 20 * index))

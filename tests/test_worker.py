@@ -15,8 +15,19 @@ from harness import worker
 from harness.errors import MeasurementError, Skip, UsageError
 from harness.measure import Measured
 from harness.profiles import load_profile
-from harness.protocol import EVENTS, Begin, ControlDone, Done, Failed, Job, Progress, Ready
-from harness.record import Round
+from harness.protocol import (
+    EVENTS,
+    Begin,
+    CeilingsDone,
+    Closing,
+    ControlDone,
+    Done,
+    Failed,
+    Job,
+    Progress,
+    Ready,
+)
+from harness.record import Ceiling, Round
 from harness.statistics import StopRule
 from harness.validity import Sample as Reading
 from harness.worker import judge, one_line, run_job
@@ -35,11 +46,15 @@ class Stage:
         self.backend, self.telemetry = FakeBackend(), FakeTelemetry()
         self.workloads: dict[str, FakeWorkload | BaseException] = {}
         self.controls: list[object] = controls()
+        self.ceilings: list[Ceiling] = []
         self.said: list[object] = []
         self.opened: list[tuple[object, ...]] = []
         monkeypatch.setattr(worker, "get_backend", lambda kind: self.backend)
         monkeypatch.setattr(worker, "build", self.build)
-        monkeypatch.setattr(worker, "run_controls", lambda backend, profile, launch: iter(self.controls))
+        monkeypatch.setattr(worker, "run_controls", lambda *_: iter(self.controls))
+        monkeypatch.setattr(worker, "run_ceilings", lambda backend, launch: self.ceilings)
+        self.slept: list[float] = []
+        monkeypatch.setattr(worker.time, "sleep", self.slept.append)
         monkeypatch.setattr(worker, "open_sampler", self.open)
         monkeypatch.setattr(worker, "PROGRESS_S", 60.0)
 
@@ -58,7 +73,7 @@ class Stage:
     def run(self, *cases: str, began: float | None = None, **options) -> list[object]:
         job = Job(
             device="cpu",
-            uuid=None,
+            uuid=options.pop("uuid", None),
             no_telemetry="a cpu has no NVML",
             profile=PROFILE,
             cases=list(cases),
@@ -84,8 +99,12 @@ def test_a_job_is_told_event_by_event(stage):
     assert isinstance(ready, Ready)
     assert (ready.facts, ready.canary_us) == ({"torch": "9.9"}, 2.5)
     assert 0 <= ready.open_s < 5
+    ceilings, *rest = rest
+    assert isinstance(ceilings, CeilingsDone)
+    assert (ceilings.ceilings, ceilings.link) == (stage.ceilings, None)
     assert [event.control for event in rest[:4] if isinstance(event, ControlDone)] == controls()
-    assert rest[4:] == [Begin(key=A), stage.done(A), Begin(key=B), stage.done(B)]
+    energy = Closing(energy_j=None, energy_s=0.0)
+    assert rest[4:] == [Begin(key=A), stage.done(A), Begin(key=B), stage.done(B), energy]
     assert stage.opened == [(None, "a cpu has no NVML")]
     assert stage.backend.closed == 1
     for key in (A, B):
@@ -102,7 +121,9 @@ def test_a_job_is_told_event_by_event(stage):
 
 def test_without_controls_there_are_none(stage):
     kinds = {type(event) for event in stage.run(A, controls=False)}
-    assert kinds == {Ready, Begin, Done}
+    assert kinds == {Ready, CeilingsDone, Begin, Done, Closing}
+    stage.said.clear()
+    assert CeilingsDone not in {type(event) for event in stage.run(A, ceilings=False)}
 
 
 def test_the_time_of_each_control_is_told(stage, monkeypatch):
@@ -210,14 +231,96 @@ def test_readings_are_those_since_the_case_began_and_can_spoil_it(stage):
     stage.telemetry.readings = [Reading(t=t, reasons=0x40 | 0x4, sm_mhz=1500) for t in (1.0, 2.0)]
     stage.telemetry.missing = {"power_w": "not supported"}
     before = worker.time.monotonic()
-    stage.run(A, controls=False)
+    stage.run(A, controls=False, ceilings=False)
     done = stage.done(A)
-    assert (done.status, done.reason) == ("invalid", "thermal slowdown (hardware)")
+    slow = "thermal slowdown (hardware)"
+    assert (done.status, done.reason) == ("invalid", f"{slow} (and 2 attempts before)")
+    assert [tried.reason for tried in done.launch.discarded] == [slow, slow]
     telemetry = done.launch.ranks[0].telemetry
     assert telemetry["labels"] == ["software power cap"]
     assert telemetry["missing"]["power_w"] == "not supported"
     assert before <= stage.telemetry.asked[0] <= worker.time.monotonic()
     assert len(done.launch.ranks[0].rounds) == 20, "an invalid case keeps its samples"
+
+
+def gone_after(stage: Stage, asked: int) -> None:
+    """A stranger is on the GPU the first `asked` times that readings are asked for."""
+    shared = [Reading(t=t, others=1) for t in (1.0, 2.0)]
+    times = iter(range(1000))
+    stage.telemetry.since = lambda t0, t1=None: shared if next(times) < asked else []
+
+
+def test_a_case_spoiled_from_outside_is_measured_again_and_what_was_discarded_is_kept(stage):
+    gone_after(stage, 1)
+    stage.run(A, B, controls=False, ceilings=False)
+    done = stage.done(A)
+    assert (done.status, done.reason) == ("ok", "")
+    (tried,) = done.launch.discarded
+    assert (tried.reason, tried.rounds, tried.waited_s) == ("shared GPU: 1 other process", 20, 1.0)
+    assert tried.wall_s >= 0
+    assert len(done.launch.ranks[0].rounds) == 20, "none of the discarded samples is among them"
+    assert stage.slept == [1.0]
+    assert stage.done(B).launch.discarded == []
+    assert [event.rounds for event in stage.said if isinstance(event, Progress)] == [0]
+
+
+def test_whoever_stays_on_the_gpu_does_not_hold_the_launch_up(stage, monkeypatch):
+    monkeypatch.setattr(worker, "PATIENCE_S", 8.0)
+    gone_after(stage, 1000)
+    stage.run(A, B, C, controls=False, ceilings=False)
+    found = [stage.done(key) for key in (A, B, C)]
+    assert {done.status for done in found} == {"invalid"}
+    assert [len(done.launch.discarded) for done in found] == [2, 1, 1]
+    assert found[0].reason == "shared GPU: 1 other process (and 2 attempts before)"
+    assert all(len(done.launch.ranks[0].rounds) == 20 for done in found), "never an empty result"
+
+
+def test_no_attempt_begins_that_would_end_after_the_budget(stage):
+    gone_after(stage, 1000)
+    stage.run(A, controls=False, ceilings=False, seconds=0.5)
+    assert stage.done(A).launch.discarded == []
+    assert stage.slept == []
+
+
+def test_what_is_wrong_with_the_work_itself_is_not_tried_again(stage):
+    gone_after(stage, 1000)
+    stage.workloads[A] = FakeWorkload(script={("serial", 3): {"failed": "serial: 2 rows are wrong"}})
+    stage.run(A, controls=False, ceilings=False)
+    done = stage.done(A)
+    assert (done.status, done.reason) == ("invalid", "check failed: serial: 2 rows are wrong")
+    assert (done.launch.discarded, stage.slept) == ([], [])
+
+
+def test_a_link_below_its_best_spoils_a_case(stage):
+    stage.telemetry.readings = [Reading(t=t, pcie_generation=3, pcie_width=16) for t in (1.0, 2.0)]
+    stage.run(A, controls=False, best_link=(5, 16))
+    done = stage.done(A)
+    assert done.reason.startswith("PCIe link at gen3 x16 under load, below its gen5 x16")
+    (ceilings,) = (event for event in stage.said if isinstance(event, CeilingsDone))
+    assert ceilings.link == (3, 16)
+    stage.said.clear()
+    stage.run(A, controls=False, best_link=(3, 16))
+    assert stage.done(A).status == "ok"
+
+
+def test_readings_are_of_the_device_that_torch_uses(stage):
+    facts = {"uuid": "bbbbbbbb-1111-2222-3333-bbbbbbbbbbbb"}
+    stage.backend.facts = lambda: facts
+    stage.run(uuid="GPU-aaaaaaaa-1111-2222-3333-aaaaaaaaaaaa", controls=False)
+    assert [uuid for uuid, _ in stage.opened] == [
+        "GPU-aaaaaaaa-1111-2222-3333-aaaaaaaaaaaa",
+        "GPU-bbbbbbbb-1111-2222-3333-bbbbbbbbbbbb",
+    ]
+    assert stage.telemetry.closed == 2
+    stage.opened.clear()
+    stage.run(uuid="GPU-BBBBBBBB-1111-2222-3333-bbbbbbbbbbbb", controls=False)
+    assert len(stage.opened) == 1
+
+
+def test_the_energy_of_the_launch_is_told(stage):
+    stage.telemetry.readings = [Reading(t=float(t), energy_j=100.0 * t) for t in range(13)]
+    *_, closing = stage.run(controls=False)
+    assert closing == Closing(energy_j=1200.0, energy_s=12.0)
 
 
 def test_a_failed_check_makes_the_case_invalid(stage):

@@ -82,7 +82,7 @@ class Backend(Protocol):
         """Host time to issue one empty piece of work, mean over `launches`, microseconds."""
 
     def facts(self) -> dict[str, Any]:
-        """What only a process with the device open can say: versions, SM count, capability."""
+        """What only a process with the device open can say: versions, UUID, SM count, copy engines."""
 
     def close(self) -> None:
         """Give back threads and memory."""

@@ -13,6 +13,8 @@ from harness.backends import kernels
 from harness.backends.base import GATE_LIMIT_S
 from harness.backends.tensors import DTYPES, gemm
 
+_ASYNC_ENGINE_COUNT = 40  # cuda.h, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT
+
 
 class CudaBackend:
     """Device 0 of what CUDA_VISIBLE_DEVICES leaves, behind the contract of `base.Backend`."""
@@ -124,16 +126,31 @@ class CudaBackend:
             "cudnn": torch.backends.cudnn.version(),
             "cublas": _cublas_version(),
             "nccl": ".".join(map(str, nccl)) if isinstance(nccl, tuple) else nccl,
+            "name": properties.name,
+            "uuid": str(getattr(properties, "uuid", "")) or None,
             "sm_count": properties.multi_processor_count,
-            "capability": f"{properties.major}.{properties.minor}",
             "l2_bytes": getattr(properties, "L2_cache_size", None),
-            "device_name": properties.name,
+            "copy_engines": _copy_engines(),
+            "pinned_numa_node": host.numa_node(self._flag.data_ptr()),
             "memory_bytes": properties.total_memory,
         }
 
     def close(self) -> None:
         self.open_gate()
         torch.cuda.synchronize()
+
+
+def _copy_engines() -> int | None:
+    """How many copies can run beside kernels and each other; None where the driver does not say."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, value = ctypes.c_int(), ctypes.c_int()
+    failed = driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetAttribute(
+        ctypes.byref(value), _ASYNC_ENGINE_COUNT, device
+    )
+    return None if failed else value.value
 
 
 def _cublas_version() -> str | None:
