@@ -6,6 +6,7 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     case, families, profiles, suites, plans     what to measure; no torch
     schema, sense, record                       what was measured, as a file
     statistics, modality, theory                numbers without units
+    spreads, evidence, contrast                 launches against launches: what differs, and what could not be seen
     doubts, metrics                             what the samples of a record mean
     telemetry, sampler, nvml_sampler, validity  NVML beside the samples; pynvml lives in telemetry
     devices, machine, source, comparable        on what, and of which commit
@@ -14,11 +15,17 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     protocol, serving, worker                   one launch: one fresh process, case by case
     child, supervise, runs                      the parent: starts launches, keeps the record; no torch
     calibration                                 the sizes of a new profile
+    store, points, steps, history               a case over the commits of a store
+    budgets, sides, comparison                  base against head, case by case
+    trees, duel                                 base and head measured in turns, each by its own code
     labels, views, findings                     a record in words
+    claims, myths, experiments                  what people believe of copies, put to the test; a child does it
     progress                                    a run in words, while it lasts
     tables, figures, report, summary            sinks: they render records and measure nothing
+    timeline, history_figure                    a history in words and drawn
     asv_store, doctor, checkup                  a record for asv; the machine in words, read and measured
-    asv_plugin                                  asv loads it, nothing here does
+    pytest_feed                                 a record for pytest-benchmark
+    asv_suite, asv_plugin                       asv loads them, nothing here does
     cli, __main__                               the one place that parses, prints and exits
 """
 

@@ -15,7 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,31 +25,38 @@ from asv.benchmarks import Benchmarks
 from asv.commands.run import Run
 from asv.repo import NoSuchNameError, get_repo
 
-# Read by benchmarks/common.py, in the processes that asv starts.
+# Read by harness/asv_suite.py, in the processes that asv starts.
 RECORD = "OVERLAP_RECORD"
+KEPT = "OVERLAP_RESULTS"
 ACCEPT_DIRTY = "OVERLAP_ACCEPT_DIRTY"
 RESULTS = "OVERLAP_ASV_RESULTS"
 CASES = "OVERLAP_ASV_CASES"
+REPO = "OVERLAP_ASV_REPO"
+BY = "OVERLAP_ASV_BY"
 COMMIT = "ASV_COMMIT"
 
-# What decides the numbers that a checkout gives; benchmarks/ is taken from the working tree for every commit.
+# What decides the numbers that a checkout of this project gives; benchmarks/ is taken from the working tree for every
+# commit. In another repository, with commits of its own, all of it may.
 MEASURED = ("harness", "pyproject.toml")
+
+# A configuration says with this word of its own what the commits of its repository are: `torch` for PyTorch's.
+BY_TORCH = "torch"
 
 # As `torch.__version__`, which names the CUDA build too, but without the seconds that importing torch takes.
 _IDENTITY = """
 import importlib.util, pathlib, runpy, sys
 spec = importlib.util.find_spec("torch")
 file = pathlib.Path(spec.submodule_search_locations[0], "version.py") if spec else None
+torch = runpy.run_path(str(file)) if file and file.is_file() else {}
 print("%d.%d" % sys.version_info[:2])
-print(runpy.run_path(str(file))["__version__"] if file and file.is_file() else "")
+print(torch.get("__version__") or "")
+print(torch.get("cuda") or "")
 """
 
 
 def setup() -> None:
     """Called by asv when it has loaded this module, once for each command."""
-    if given := os.environ.get(RECORD):
-        # asv starts readers in folders of their own.
-        os.environ[RECORD] = os.path.abspath(given)
+    make_absolute(os.environ)
     if not getattr(Run, "_overlap", False):
         Run._overlap = True
         _mend_environment_names()
@@ -58,11 +65,33 @@ def setup() -> None:
         _mend_commits()
 
 
-def identity(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Python (`3.12`) and torch that a record was measured with; torch is empty if unknown."""
+def make_absolute(variables: MutableMapping[str, str]) -> None:
+    """Paths of the user's, which are relative to where asv was started: its readers start in folders of their own."""
+    for name in (RECORD, KEPT):
+        if given := variables.get(name):
+            variables[name] = os.path.abspath(given)
+
+
+def identity(record: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Python (`3.12`) and the versions, as far as known, of torch and CUDA that a record was measured with."""
     software = record.get("software") or {}
     python = ".".join(str(software.get("python", "")).split(".")[:2])
-    return python, str(software.get("torch") or "")
+    return python, {name: str(software[name]) for name in ("torch", "cuda") if software.get(name)}
+
+
+def by(conf: Any) -> str:
+    """What the commits are that asv files by; empty for those of the code that measures."""
+    told = getattr(conf, "overlap_by", "")
+    if told not in ("", BY_TORCH):
+        raise util.UserError(f"overlap_by: got {told!r} in asv's configuration, want {BY_TORCH!r} or nothing")
+    return str(told)
+
+
+def commit_of(record: Mapping[str, Any], by: str) -> str:
+    """The commit that a record belongs to."""
+    if by == BY_TORCH:
+        return str((record.get("software") or {}).get("torch_git"))
+    return str(record["run"].get("commit"))
 
 
 def facts(record: Mapping[str, Any]) -> dict[str, str]:
@@ -95,11 +124,14 @@ def _mend_environment_names() -> None:
         record = _record()
         if record is None:
             printed = util.check_output([self._executable, "-c", _IDENTITY])
-            python, torch = printed.splitlines()[:2]
+            python, torch, cuda = printed.splitlines()[:3]
+            versions = {"torch": torch, "cuda": cuda}
         else:
-            python, torch = identity(record)
+            python, versions = identity(record)
+        # Where the commits are torch's, its version is what moves: CUDA's is what must stay.
+        name = "cuda" if by(conf) == BY_TORCH else "torch"
         self._python = python
-        self._requirements = {"torch": torch} if torch else {}
+        self._requirements = {name: versions[name]} if versions.get(name) else {}
 
     def run(self: Any, args: Any, **others: Any) -> Any:
         # asv's own script drops PYTHONPATH, by which a package that is not installed there may be found.
@@ -165,10 +197,14 @@ def _mend_case_lists() -> None:
 
     def discover(cls: Any, /, conf: Any, *args: Any, **kwargs: Any) -> Any:
         os.environ[RESULTS] = os.path.abspath(conf.results_dir)
+        os.environ.pop(REPO, None)
+        if os.path.isdir(conf.repo):
+            os.environ[REPO] = os.path.abspath(conf.repo)
         os.environ.pop(CASES, None)
         found = original(cls, conf, *args, **kwargs)
         frozen = {
-            name: {"params": each["params"], "version": each["version"]} for name, each in found.items()
+            name: {field: each[field] for field in ("params", "param_names", "version")}
+            for name, each in found.items()
         }
         path = _private_folder() / "cases.json"
         path.write_text(json.dumps(frozen))
@@ -188,20 +224,21 @@ def _mend_commits() -> None:
         record = _record()
         told = options.get("set_commit_hash")
         os.environ.pop(COMMIT, None)
+        os.environ[BY] = by(conf)
         if options.get("bench") != ["just-discover"]:
             if record is not None:
                 options["machine"] = _checked_machine(record, options.get("machine"))
                 if not existing or told is None:
                     raise util.UserError(
                         f"{RECORD} is set: asv then needs --python=same and "
-                        f"--set-commit-hash={record['run'].get('commit')}"
+                        f"--set-commit-hash={commit_of(record, by(conf))}"
                     )
             if existing and told is not None:
                 commit = _resolve(conf, told)
-                if record is None:
+                if record is not None:
+                    _check_commit(record, commit, by(conf))
+                elif not by(conf):
                     _check_tree(conf, commit)
-                else:
-                    _check_commit(record, commit)
                 os.environ[COMMIT] = options["set_commit_hash"] = commit
         return original(cls, conf, **options)
 
@@ -222,13 +259,14 @@ def _resolve(conf: Any, name: str) -> str:
         raise util.UserError(f"--set-commit-hash: this repository has no commit {name!r}") from None
 
 
-def _check_commit(record: Mapping[str, Any], commit: str) -> None:
-    measured = str(record["run"].get("commit"))
+def _check_commit(record: Mapping[str, Any], commit: str, by: str) -> None:
+    measured = commit_of(record, by)
     if not commit.startswith(measured):
-        raise util.UserError(f"the record was measured at commit {measured}, asv was given {commit}")
+        of = "with torch at" if by == BY_TORCH else "at"
+        raise util.UserError(f"the record was measured {of} commit {measured}, asv was given {commit}")
     if record["run"].get("dirty") and not _accepts_dirty():
         raise util.UserError(
-            f"the record was measured with uncommitted changes on top of {measured[:8]}, which asv cannot "
+            f"the record was measured with uncommitted changes on top of {commit_of(record, '')[:8]}, which asv cannot "
             f"say; set {ACCEPT_DIRTY}=1 to file it there all the same"
         )
 
@@ -237,7 +275,7 @@ def _check_tree(conf: Any, commit: str) -> None:
     """Measuring here and now: the tree's code must be the commit's."""
     if not os.path.isdir(conf.repo) or _accepts_dirty():
         return
-    command = ["git", "diff", "--name-only", commit, "--", *MEASURED]
+    command = ["git", "diff", "--name-only", commit, "--", *_measured(conf)]
     changed = subprocess.run(
         command, cwd=conf.repo, capture_output=True, text=True, check=False
     ).stdout.split()
@@ -247,6 +285,14 @@ def _check_tree(conf: Any, commit: str) -> None:
             f"{' and more' if len(changed) > 3 else ''}, so the numbers would not be that commit's: commit "
             f"first, or set {ACCEPT_DIRTY}=1 (when the installed package is that commit, say)"
         )
+
+
+def _measured(conf: Any) -> tuple[str, ...]:
+    """The pathspecs of what may decide the numbers."""
+    if (Path(conf.repo) / "harness" / "asv_plugin.py").is_file():
+        return MEASURED
+    beside = (os.path.relpath(folder, conf.repo) for folder in (conf.benchmark_dir, conf.results_dir))
+    return (".", *(f":(exclude,top){folder}" for folder in beside))
 
 
 def _accepts_dirty() -> bool:

@@ -123,7 +123,8 @@ def ingest(
     asv holds no samples of, or holds already.
 
     Args:
-        config: asv's configuration; its folder is the project's repository.
+        config: asv's configuration. Where it says `"overlap_by": "torch"`, its repository is a clone of PyTorch, and
+            the record is filed under the commit of its torch.
         append: pool the samples with those that asv has for this commit, machine and environment (a further
             launch of the same cases); otherwise replace them.
         accept_dirty: file a record of uncommitted changes under the commit below them.
@@ -138,9 +139,15 @@ def ingest(
         )
     if not made.run.finished:
         raise UsageError(f"{path}: is of a run that has not ended; go on with: overlap run --resume {path}")
-    if not any(case.measured for case in made.cases):
+    wanted = {
+        (name, key)
+        for key, row in rows(made).items()
+        for name, samples in (row["samples"] or {}).items()
+        if samples
+    }
+    if not wanted:
         raise UsageError(f"{path}: has no measured case to hand to asv")
-    commit = _commit(made, config.resolve().parent, accept_dirty)
+    commit = _commit(made, config, accept_dirty)
     if append:
         _check_append(made, path, _result_file(config, made, commit))
     command = [sys.executable, "-m", "asv", "run", "--config", str(config), "--python=same"]
@@ -150,12 +157,6 @@ def ingest(
     if made.run.dirty:
         environment["OVERLAP_ACCEPT_DIRTY"] = "1"
     said = _run(command, environment)
-    wanted = {
-        (name, key)
-        for key, row in rows(made).items()
-        for name, samples in (row["samples"] or {}).items()
-        if samples
-    }
     file = _result_file(config, made, commit)
     missing = wanted - (_stored(file).keys() if file else set())
     if missing or file is None:
@@ -199,16 +200,28 @@ def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     return inherited | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))} | dict(extra)
 
 
-def _commit(made: record.Record, repository: Path, accept_dirty: bool) -> str:
-    """The full hash of the record's commit."""
+def _commit(made: record.Record, config: Path, accept_dirty: bool) -> str:
+    """The full hash of the record's commit, or of its torch's."""
+    settings = _settings(config)
+    folder = config.resolve().parent
+    repository = folder / str(settings.get("repo", "."))
     commit = made.run.commit
+    if settings.get("overlap_by") == "torch":
+        commit = str(made.software.get("torch_git") or "none")
+        if commit == "none":
+            raise UsageError("commit: the record does not tell the commit that its torch was built from")
+        if not repository.is_dir():
+            raise UsageError(
+                f"repo: {config} names {settings.get('repo')}, which is not there; clone PyTorch to it (README)"
+            )
     if commit == "none":
         raise UsageError("commit: the record names none, and asv files by commit; measure with --commit SHA")
     if made.run.dirty and not accept_dirty:
         raise UsageError(
-            f"commit: the record was measured with uncommitted changes on top of {commit[:8]}, which asv "
+            f"commit: the record was measured with uncommitted changes on top of {made.run.commit[:8]}, which asv "
             "cannot say; commit and measure again, or accept it with --accept-dirty"
         )
+    repository = repository if repository.is_dir() else folder
     try:
         found = subprocess.run(
             ["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
@@ -222,7 +235,7 @@ def _commit(made: record.Record, repository: Path, accept_dirty: bool) -> str:
     if found.returncode != 0:
         why = found.stderr.strip().splitlines()
         raise UsageError(
-            f"commit: {commit} of the record is not in the repository of asv.conf.json "
+            f"commit: {commit} of the record is not in the repository of {config.name} "
             f"({why[0] if why else 'fetch it, or ingest where it is'})"
         )
     return found.stdout.strip()
@@ -269,23 +282,26 @@ def _is_run_in(values: list[float], samples: list[float]) -> bool:
 def _result_file(config: Path, made: record.Record, commit: str) -> Path | None:
     """asv's file for this commit and the record's machine, in the environment that the record names."""
     software = made.software
-    # As asv_plugin.identity, which cannot be asked here: it needs asv.
+    # As asv_plugin names environments, which cannot be asked here: it needs asv.
     python = ".".join(str(software.get("python", "")).split(".")[:2])
-    torch = software.get("torch")
+    name = "cuda" if _settings(config).get("overlap_by") == "torch" else "torch"
+    wanted = {name: software[name]} if software.get(name) else {}
     for file in sorted((_results_dir(config) / made.machine.name).glob(f"{commit[:8]}-existing-*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
-        if (found["commit_hash"], found["python"]) == (commit, python) and (
-            found["requirements"] == ({"torch": torch} if torch else {})
-        ):
+        if (found["commit_hash"], found["python"], found["requirements"]) == (commit, python, wanted):
             return file
     return None
 
 
 def _results_dir(config: Path) -> Path:
+    return config.resolve().parent / str(_settings(config).get("results_dir", "results"))
+
+
+def _settings(config: Path) -> dict[str, Any]:
     import json5  # asv reads its configuration with it, comments and all
 
-    read = json5.loads(config.read_text(encoding="utf-8"))
-    return config.resolve().parent / str(read.get("results_dir", "results"))
+    settings: dict[str, Any] = json5.loads(config.read_text(encoding="utf-8"))
+    return settings
 
 
 def _stored(file: Path, *, version: str | None = None) -> dict[tuple[str, str], list[float]]:

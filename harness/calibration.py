@@ -1,13 +1,12 @@
 """`overlap calibrate`: the fixed sizes of a new profile, found once on one device and then committed.
 
-The parent asks a child process, which opens the device (`python -m harness.calibration`), for the tables of one
+The parent asks a child process, which opens the device (`python -m harness.calibration FD`), for the tables of one
 kind of device. Sizes come from measured times here and never again: every later run takes them from the profile.
 """
 
 import contextlib
 import math
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,18 @@ from pathlib import Path
 
 import msgspec
 
-from harness import child, profiles
+from harness import profiles, protocol
 from harness.backends.base import Backend
 from harness.case import Case
+from harness.child import Process, module
 from harness.devices import Device
 from harness.errors import MeasurementError, OverlapError, Skip, UsageError
 from harness.families import GIB, H2D, MIB
 from harness.files import check_place, write_whole
 from harness.profiles import H2DSizes, Profile
+from harness.protocol import Failed
 from harness.record import safe_name
+from harness.serving import serve
 from harness.sizes import format_size
 from harness.workloads.base import Workload
 
@@ -32,9 +34,31 @@ Say = Callable[[str], None]
 SIZES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
 SAMPLES = 9
 STEPS = 3
-SECONDS = 900
+# No size takes nearly as long.
+SILENCE_S = 300.0
 # Compute over copy that counts as balanced.
 BALANCED = (0.8, 1.25)
+
+
+class _Ask(msgspec.Struct):
+    """What the child is to do: find sizes for a kind of device, from those of `start`."""
+
+    kind: str
+    start: Profile
+
+
+class _Said(msgspec.Struct, tag="said"):
+    """A line for people."""
+
+    text: str
+
+
+class _Found(msgspec.Struct, tag="found"):
+    sizes: H2DSizes
+
+
+_EVENTS = msgspec.json.Decoder(_Said | _Found | Failed)
+_ASKED = msgspec.json.Decoder(_Ask)
 
 
 def check_name(name: str) -> None:
@@ -45,41 +69,50 @@ def check_name(name: str) -> None:
         raise UsageError(f"name: {str(error).partition(': ')[2]}") from None
 
 
-def calibrate(name: str, device: Device, output: Path) -> Profile:
-    """Measure and write the profile `name`; the child says on stderr what it finds.
+def calibrate(name: str, device: Device, output: Path, say: Say) -> Profile:
+    """Measure and write the profile `name`, saying what is found as it is found.
 
     UsageError for a bad name or an output that cannot be written, MeasurementError if the child fails.
     """
     check_name(name)
     check_place(output, field="calibrate")  # minutes before there is something to write
     start = profiles.profile_for(device.kind, device.name)
-    with subprocess.Popen(
-        [sys.executable, "-m", "harness.calibration", device.kind],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=child.environment(),
-    ) as process:
-        try:
-            tables, _ = process.communicate(msgspec.json.encode(start), SECONDS)
-        except subprocess.TimeoutExpired:
-            raise MeasurementError(f"calibrate: not done after {SECONDS} s; ended") from None
-        finally:
-            process.kill()
-    if process.returncode:
-        raise MeasurementError(f"calibrate: the measuring process ended with exit code {process.returncode}")
-    try:
-        h2d = msgspec.json.decode(tables, type=H2DSizes)
-    except msgspec.DecodeError as error:
-        raise MeasurementError(f"calibrate: the measuring process said no sizes: {error}") from None
     made = msgspec.structs.replace(
         start,
         name=name,
         summary=f"calibrated on {device.name}",
         devices=[device.name],
-        h2d=h2d,
+        h2d=_ask(_Ask(device.kind, start), say),
     )
     write_whole(output, msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n", field="calibrate")
     return made
+
+
+def command(events: int) -> list[str]:
+    """The program that reads what to do and writes what it finds."""
+    return module("calibration", events)
+
+
+def _ask(ask: _Ask, say: Say) -> H2DSizes:
+    """The child's sizes; MeasurementError, in its own words where it has some, if it has none."""
+    found = None
+    try:
+        process = Process(command, msgspec.json.encode(ask), SILENCE_S)
+    except OSError as error:
+        raise MeasurementError(f"calibrate: no worker could be started: {error.strerror}") from None
+    with process:
+        for line in process.lines():
+            event = process.heard(line, _EVENTS)
+            if isinstance(event, _Said):
+                say(protocol.reason(event.text))
+            elif isinstance(event, _Found):
+                found = event.sizes
+            else:
+                break
+        trouble = process.end()
+    if trouble or found is None:
+        raise MeasurementError(f"calibrate: {trouble or 'the worker ended before its work was done'}")
+    return found
 
 
 def _tables(kind: str, start: Profile, say: Say) -> H2DSizes:
@@ -186,18 +219,16 @@ def _median(workload: Workload, arm: str) -> float:
 
 
 def main() -> int:
-    """Entry of the child: the start profile on stdin, the tables as JSON on stdout, progress on stderr."""
-    start = msgspec.json.decode(sys.stdin.buffer.read(), type=Profile)
+    """Entry of the child process; 0 when the sizes were told."""
 
-    def say(text: str) -> None:
-        sys.stderr.write(text + "\n")
+    def work(asked: bytes, say: Callable[[msgspec.Struct], None]) -> None:
+        ask = _ASKED.decode(asked)
+        try:
+            say(_Found(_tables(ask.kind, ask.start, lambda text: say(_Said(text)))))
+        except OverlapError as error:
+            say(Failed(reason=str(error)))
 
-    try:
-        sys.stdout.buffer.write(msgspec.json.encode(_tables(sys.argv[1], start, say)))
-    except OverlapError as error:
-        say(f"calibrate: {error}")
-        return error.exit_code
-    return 0
+    return serve(work)
 
 
 if __name__ == "__main__":

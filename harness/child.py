@@ -1,4 +1,4 @@
-"""The child process of one launch, as its parent sees it: its events as they come, and why it ended.
+"""A child process as its parent sees it: what it says as it comes, and why it ended.
 
 Nothing a child does, or leaves undone, raises here: it comes out as a reason.
 """
@@ -11,51 +11,80 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Self, TypeVar
 
 import msgspec
 
-from harness import protocol, source
+from harness import host, protocol, source
 from harness.protocol import EVENTS, Begin, Done, Event, Failed, Job, Progress
 
-# A child that says nothing for this long, beyond what its case may take, hangs.
-SILENCE_S = 120.0
+# A worker that says nothing for this long before its first case hangs. It imports torch, loads every kernel, measures
+# ceilings and controls: 13 s were seen until an H200 was open, and a cold or shared disk takes many times as long.
+OPENING_S = 180.0
+
+# The same within a case. A sound one is silent for longest while its buffers are made and each arm runs for the first
+# time: 31 s for 1 GiB at ratio 8 on two idle cores. From then on it speaks every few seconds, or after a sample that
+# takes longer, such as the ten seconds of a gate that times out.
+CASE_S = 90.0
 
 # From the end of its last event to the end of the process.
 END_S = 20.0
+
+# From SIGKILL to the end. A process that waits in a driver for a device that is lost takes no signal.
+KILL_S = 10.0
+
+# How often a silent child is looked at: what it has started may hold its pipe open when it is gone itself.
+LOOK_S = 0.5
+
+# What the kernel counts against a child when the host runs out of memory, in thousandths of that memory: pinned memory
+# counts for no process, and this is the process whose end loses nothing.
+OOM_SCORE = 500
 
 # No event is nearly as long as this.
 MAX_EVENT_BYTES = 64 << 20
 
 _LAST_WORDS_BYTES = 4096
 
+T = TypeVar("T")
+
+
+def module(name: str, events: int) -> list[str]:
+    """The program harness.`name`, which reads what is asked from stdin and writes to the file descriptor `events`."""
+    # -P: a file in the current folder must not stand in for a module of the same name.
+    return [sys.executable, "-P", "-m", f"harness.{name}", str(events)]
+
 
 def command(events: int) -> list[str]:
-    """The program that reads a job from stdin and writes events to the file descriptor `events`."""
-    # -P: a file in the current folder must not stand in for a module of the same name.
-    return [sys.executable, "-P", "-m", "harness.worker", str(events)]
+    """The program that reads a job and writes events."""
+    return module("worker", events)
 
 
-class Child:
-    """A worker in a process group of its own, which is ended whole with the `with` block; OSError if none starts."""
+class Process:
+    """A child in a process group of its own, which is ended whole with the `with` block; OSError if none starts.
 
-    def __init__(self, job: Job) -> None:
-        self._limit = SILENCE_S + job.profile.case_seconds
-        self._left = set(job.cases)
+    command: the program, given the file descriptor that it is to write lines to. asked: its standard input.
+    silence_s: a child that says nothing for longer hangs; it may be changed while the child runs.
+    """
+
+    def __init__(self, command: Callable[[int], list[str]], asked: bytes, silence_s: float) -> None:
+        self.silence_s = silence_s
         self._trouble = ""
+        self._stuck = False
+        self._oom_kills = host.oom_kills()
         with contextlib.ExitStack() as opened:
             # A file and not a pipe: no child can block its parent by reading its job late, or not at all.
-            asked = opened.enter_context(tempfile.TemporaryFile())
-            asked.write(msgspec.json.encode(job))
-            asked.seek(0)
+            given = opened.enter_context(tempfile.TemporaryFile())
+            given.write(asked)
+            given.seek(0)
             self._log: IO[bytes] = opened.enter_context(tempfile.TemporaryFile())
             ours, theirs = os.pipe()
             self._events = opened.enter_context(os.fdopen(ours, "rb", buffering=0))
             try:
                 self._process = subprocess.Popen(
                     command(theirs),
-                    stdin=asked,
+                    stdin=given,
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs,),
@@ -64,67 +93,70 @@ class Child:
                 )
             finally:
                 os.close(theirs)
-            asked.close()
+            opened.callback(self._kill)
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{self._process.pid}/oom_score_adj").write_text(str(OOM_SCORE))
+            given.close()
             self._opened = opened.pop_all()
 
-    def __enter__(self) -> "Child":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kill()
         self._opened.close()
 
-    def events(self) -> Iterator[Event]:
-        """Events until the child closes its pipe; one that is silent for too long, or talks nonsense, is killed."""
-        rest = b""
-        while select.select([self._events], [], [], self._limit)[0]:
-            data = self._events.read(1 << 20)
-            if not data:
-                return
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                event = self._understood(line)
-                if event is None:
-                    self._kill()
+    def lines(self) -> Iterator[bytes]:
+        """Lines until the child closes its pipe or is gone; one that is silent for too long, or writes no lines, is
+        killed."""
+        rest, heard = b"", time.monotonic()
+        while True:
+            gone = self._ended(0)  # asked first, so that nothing it said before is missed
+            left = heard + self.silence_s - time.monotonic()
+            lines: list[bytes] = []
+            if select.select([self._events], [], [], 0 if gone else max(0.0, min(left, LOOK_S)))[0]:
+                data = self._events.read(1 << 20)
+                if not data:
                     return
-                yield event
-            if len(rest) > MAX_EVENT_BYTES:
-                self._trouble = (
-                    f"the worker sent more than {MAX_EVENT_BYTES >> 20} MiB without an end of line"
-                )
-                self._kill()
+                *lines, rest = (rest + data).split(b"\n")
+            elif gone:
                 return
-        self._trouble = f"no sign of life for {self._limit:g} s; ended"
+            for line in lines:
+                yield line
+                heard = time.monotonic()  # what is done with a line is no silence of the child's
+            if len(rest) > MAX_EVENT_BYTES:
+                self.refuse(f"the worker sent more than {MAX_EVENT_BYTES >> 20} MiB without an end of line")
+                return
+            if left <= 0 and not lines:
+                self.refuse(f"no sign of life for {self.silence_s:g} s; ended")
+                return
+
+    def refuse(self, trouble: str) -> None:
+        """End the child, with this as the reason."""
+        self._trouble = trouble
         self._kill()
 
     def end(self) -> str:
-        """Wait for the child to end and say why it ended: its own words, a signal's name, or its exit code."""
-        if not self._ended(END_S):
+        """Wait for the child to end and say why: trouble with it, a signal's name, or its exit code; empty for 0."""
+        if not self._stuck and not self._ended(END_S):
             self._trouble = self._trouble or f"the worker did not end within {END_S:g} s of its last event"
         self._kill()
         code = self._process.returncode
         if self._trouble:
             return self._trouble
         if code < 0:
-            return f"the worker was killed by {_signal_name(-code)}"
+            return f"the worker was killed by {self._signal(-code)}"
         if code:
             return protocol.reason(f"the worker ended with exit code {code}: {self._last_words()}")
-        return "the worker ended before its work was done"
+        return ""
 
-    def _understood(self, line: bytes) -> Event | None:
-        """The event in `line`; None, with the trouble noted, if it is none, or of a case not asked for."""
+    def heard(self, line: bytes, decoder: "msgspec.json.Decoder[T]") -> T | None:
+        """The event in `line`; None if it is none, and the child is ended. A failure it tells is why it ends."""
         try:
-            event = EVENTS.decode(line)
+            event = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._trouble = protocol.reason(f"the worker sent what is no event: {error}")
+            self.refuse(protocol.reason(f"the worker sent what is no event: {error}"))
             return None
-        if isinstance(event, Begin | Progress | Done) and event.key not in self._left:
-            self._trouble = protocol.reason(f"the worker spoke of a case that is not its own: {event.key!r}")
-            return None
-        if isinstance(event, Done):
-            self._left.discard(event.key)
-            event.reason = protocol.reason(event.reason)
-        elif isinstance(event, Failed):
+        if isinstance(event, Failed):
             self._trouble = protocol.reason(event.reason) or "the worker failed and did not say why"
         return event
 
@@ -140,16 +172,62 @@ class Child:
 
     def _kill(self) -> None:
         """End the child's whole group, what outlived the child included, and reap the child."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        if self._process.returncode is not None or self._stuck:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(KILL_S)
+        except subprocess.TimeoutExpired:
+            self._stuck = True
+            what = self._trouble.removesuffix("; ended") or "the worker hangs"
+            self._trouble = f"{what}; SIGKILL does not end it: it waits in the kernel"
+
+    def _signal(self, number: int) -> str:
+        """The name of the signal that ended the child, and whether the host was short of memory."""
+        try:
+            name = signal.Signals(number).name
+        except ValueError:  # most of the real-time signals have none
+            name = f"signal {number}"
+        if number != signal.SIGKILL:
+            return name
+        before, now = self._oom_kills, host.oom_kills()
+        short = before is not None and now is not None and now > before
+        return f"{name} ({'out of host memory: the kernel ended it' if short else 'out of memory, or killed by hand'})"
 
     def _last_words(self) -> str:
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - _LAST_WORDS_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it printed nothing"
+
+
+class Child(Process):
+    """A worker, which measures the cases of a job."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(lambda events: command(events), msgspec.json.encode(job), OPENING_S)
+        self._left = set(job.cases)
+
+    def events(self) -> Iterator[Event]:
+        """Events until the child closes its pipe; one that is silent for too long, or talks nonsense, is killed."""
+        for line in self.lines():
+            event = self.heard(line, EVENTS)
+            if event is None:
+                return
+            if isinstance(event, Begin | Progress | Done) and event.key not in self._left:
+                self.refuse(protocol.reason(f"the worker spoke of a case that is not its own: {event.key!r}"))
+                return
+            if isinstance(event, Begin):
+                self.silence_s = CASE_S
+            elif isinstance(event, Done):
+                self._left.discard(event.key)
+                event.reason = protocol.reason(event.reason)
+            yield event
+
+    def end(self) -> str:
+        """Wait for the child to end and say why it ended: its own words, a signal's name, or its exit code."""
+        return super().end() or "the worker ended before its work was done"
 
 
 def environment() -> dict[str, str]:
@@ -161,11 +239,3 @@ def environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-
-
-def _signal_name(number: int) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:  # most of the real-time signals have none
-        name = f"signal {number}"
-    return f"{name} (out of memory, or killed by hand)" if number == signal.SIGKILL else name

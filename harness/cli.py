@@ -38,6 +38,9 @@ LOG_WIDTH = 132
 # For scripts that go on with the record, such as the Makefile: a file that is to hold its path once it exists.
 NOTE = "--note-record"
 
+# asv's configuration for history by PyTorch's commits.
+TORCH_CONFIG = Path("benchmarks", "asv.torch.conf.json")
+
 # What a resumed run has from its record.
 _PLANNED = ("suites", "tier", "patterns", "device", "launches")
 
@@ -127,6 +130,10 @@ def list_command(
     metavar="SHA[+dirty]",
     help="The commit measured, where there is no git history to ask; else HEAD.",
 )
+@click.option(
+    "--repo", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
+    help="The repository whose commit is measured. Default: the one that this program runs from.",
+)  # fmt: skip
 @click.option("--no-controls", is_flag=True, help="Leave out the controls; the record then holds none.")
 @click.option(
     "--resume", is_flag=False, flag_value="latest", metavar="[RECORD]",
@@ -247,6 +254,54 @@ def _print_finding(console: "Console", found: "Finding") -> None:
 
 
 @cli.command()
+@click.argument("names", nargs=-1, metavar="[CLAIM]...")
+@click.option("--list", "only_list", is_flag=True, help="Show the claims and the reports behind them.")
+@_options("device", "json")
+@click.pass_context
+def myths(
+    context: click.Context, /, names: tuple[str, ...], device: str, as_json: bool, only_list: bool
+) -> NoReturn:
+    """Put what people believe of copies and streams to the test on the GPU that is here. Half a minute in all."""
+    from harness import devices
+    from harness import myths as trials
+    from harness.claims import CLAIMS
+
+    chosen, console = trials.choose(names), _console()
+    if only_list:
+        claims = [CLAIMS[name] for name in chosen]
+        if as_json:
+            _print_json([trials.described(claim) for claim in claims])
+        for claim in claims if not as_json else ():
+            _print_block(console, trials.listed(claim, console.width))
+        context.exit(0)
+    trials.check(devices.detect(device))
+    trial = trials.Trial(chosen)
+    results: list[trials.Result] = []
+    for result in trial.results():
+        if not as_json:
+            if not results and trial.device:
+                _say(f"{trial.device.device}, torch {trial.device.torch}")
+            _print_block(console, trials.words(result, console.width))
+        results.append(result)
+    if as_json:
+        _print_json(trials.of(trial, results))
+    else:
+        _say(trials.summary(results))
+    context.exit(trials.exit_code(results))
+
+
+def _print_block(console: "Console", lines: Iterable[str]) -> None:
+    """A title and the lines under it, already as long as there is room for."""
+    from rich.text import Text
+
+    title, *rest = lines
+    console.print(Text(title, "bold"))
+    for line in rest:
+        console.print(Text(line), soft_wrap=True)
+    console.print()
+
+
+@cli.command()
 @click.argument("name")
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The profile to write."
@@ -279,11 +334,80 @@ def calibrate(name: str, output: Path | None, force: bool, device: str) -> None:
     "--append", is_flag=True, help="Pool the samples with those that asv has: a further launch, once."
 )
 @click.option("--accept-dirty", is_flag=True, help="File a record of uncommitted changes under its commit.")
-def ingest(record: Path, config: Path, append: bool, accept_dirty: bool) -> None:
+@click.option(
+    "--by", type=click.Choice(["commit", "torch"]), default="commit", show_default=True,
+    help=f"torch: under the commit of PyTorch that its torch was built from, with {TORCH_CONFIG}.",
+)  # fmt: skip
+@click.pass_context
+def ingest(
+    context: click.Context, /, record: Path, config: Path, append: bool, accept_dirty: bool, by: str
+) -> None:
     """Hand a record to asv with asv's own commands, and print them."""
     from harness import asv_store
 
+    if by == "torch" and context.get_parameter_source("config") is ParameterSource.DEFAULT:
+        config = TORCH_CONFIG
     _say(str(asv_store.ingest(record, config=config, append=append, accept_dirty=accept_dirty)))
+
+
+@cli.command()
+@click.argument("case")
+@click.option("--metric", default="overlapped_ms", show_default=True, help="Any metric of a record.")
+@click.option("--machine", metavar="NAME", help="Only this kind of machine. Default: all that have the case.")
+@click.option(
+    "--repo", type=click.Path(file_okay=False, path_type=Path), default=Path(), metavar="DIR",
+    help="The repository that the commits are of. Default: the one this folder is in.",
+)  # fmt: skip
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw it: a .png or .html file.",
+)
+@_options("results", "json")
+@click.pass_context
+def history(
+    context: click.Context,
+    /,
+    case: str,
+    metric: str,
+    machine: str | None,
+    repo: Path,
+    by: str,
+    output: Path | None,
+    results: Path,
+    as_json: bool,
+) -> NoReturn:
+    """Show a case over the commits of the store: its steps, gaps and breaks. CASE is a key (profile= may be left out)
+    or a glob. Exit code 3 if no record has a number of it."""
+    from harness import history as histories
+    from harness import timeline
+
+    if output is not None:
+        from harness import files, history_figure
+
+        history_figure.check(output)
+        files.check_place(output, field="output")
+    found = histories.read(results, case, metric=metric, machine=machine, repo=repo, by=by)
+    for error in found.broken:
+        click.echo(f"overlap: passed over: {error}", err=True)
+    if not found.records:
+        click.echo(
+            f"overlap: history: no readable record under {results / 'records' / (machine or '')}", err=True
+        )
+        context.exit(NOTHING_MEASURED)
+    if as_json:
+        _print_json(timeline.as_json(found))
+    else:
+        console = _console()
+        console.print(timeline.table(found))
+        for line in timeline.lines(found):
+            console.print(line, soft_wrap=not console.is_terminal)
+    if output is not None:
+        history_figure.write(found, output)
+        click.echo(f"figure: {output}", err=as_json)
+    shown = any(point.value is not None for series in found.series for point in series.points)
+    context.exit(0 if shown else NOTHING_MEASURED)
 
 
 def main() -> NoReturn:
@@ -345,8 +469,8 @@ def _command_line() -> tuple[str, ...]:
 def _go_on(options: "Options", path: Path) -> str:
     """The command that goes on with an interrupted run; what is not in the record is in its options."""
     words = ["overlap", "run", "--resume", str(path)]
-    for name, value in (("commit", options.commit), ("profile", options.profile), ("target", options.target)):
-        if value is not None:
+    for name in ("commit", "repo", "profile", "target"):
+        if (value := getattr(options, name)) is not None:
             words += [f"--{name}", str(value)]
     return shlex.join(words if options.controls else [*words, "--no-controls"])
 

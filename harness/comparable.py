@@ -1,6 +1,6 @@
 """What makes two records comparable (measurement.md): keys that must be equal, keys worth a warning."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from harness.record import Record
@@ -14,6 +14,7 @@ HARD_KEYS = (
     "machine.gpu.power_limit_w",
     "machine.gpu.ecc",
     "machine.gpu.mig",
+    "machine.gpu.driver_model",
     "software.driver",
     "software.cuda",
     "software.cublas",
@@ -59,6 +60,9 @@ CPU_HARD_KEYS = (
     "environment.MKL_NUM_THREADS",
 )
 
+# NVML names one on Windows alone: Linux has no other.
+DRIVER_MODEL, LINUX = "machine.gpu.driver_model", "Linux"
+
 UNKNOWN = "unknown"
 UNSET = "unset"
 
@@ -101,7 +105,24 @@ def value(record: Record, key: str) -> Any:
         found = found.get(name) if isinstance(found, dict) else getattr(found, name)
     if found is not None:
         return found
+    if key == DRIVER_MODEL and record.software.get("system") == LINUX:
+        return LINUX
     return UNSET if root == "environment" else UNKNOWN
+
+
+def told(record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The hard and the soft keys of one record with their values, for stores that keep no record beside a number."""
+    hard, soft = list(HARD_KEYS), list(SOFT_KEYS)
+    if record.machine.device == "cpu":
+        hard += CPU_HARD_KEYS
+        soft = [key for key in soft if key not in CPU_HARD_KEYS]
+    return {key: value(record, key) for key in hard}, {key: value(record, key) for key in soft}
+
+
+def contradictions(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    """Where two of what `told` gives contradict each other; what one of them does not know is no contradiction."""
+    found = (Difference(key, a.get(key, UNKNOWN), b.get(key, UNKNOWN)) for key in dict.fromkeys([*a, *b]))
+    return [each for each in found if each.a != each.b and UNKNOWN not in (each.a, each.b)]
 
 
 def _differences(a: Record, b: Record, keys: Iterable[str]) -> Iterable[Difference]:

@@ -19,6 +19,8 @@ try:
     for variable, below in (("XDG_CONFIG_HOME", "~/.config"), ("XDG_CACHE_HOME", "~/.cache")):
         place = os.path.join(os.environ.get(variable) or os.path.expanduser(below), "matplotlib")
         place = os.environ.get("MPLCONFIGDIR") or place
+        if place.startswith("~"):
+            raise OSError("a user without a home")
         os.makedirs(place, exist_ok=True)
         tempfile.TemporaryFile(dir=place).close()
 except OSError:
@@ -85,8 +87,16 @@ LABEL = 60
 
 @contextmanager
 def _styled() -> Iterator[None]:
-    with mpl.rc_context(STYLE):
+    # Numbers of a record may be of any size; numpy would complain on stderr of those that no axis can hold.
+    with mpl.rc_context(STYLE), np.errstate(all="ignore"):
         yield
+
+
+@contextmanager
+def sheet(height: float) -> Iterator[Figure]:
+    """A figure in the style of all figures, to be drawn on inside the `with` block; inches."""
+    with _styled():
+        yield Figure(figsize=(WIDTH, height))
 
 
 def overlap_bars(record: Record) -> Figure | None:
@@ -115,7 +125,7 @@ def overlap_bars(record: Record) -> Figure | None:
             ax.grid(axis="x", visible=False)
             ax.set_title(f"{memory} memory")
         axes[0].set_ylabel(f"device time, ms a batch ({grid.where})")
-        figure.legend(*_legend(axes), loc="outside lower left", ncols=5)
+        figure.legend(*legend(axes), loc="outside lower left", ncols=5)
         if len(memories) > 1:
             axes[-1].set_title("scale of its own", loc="right", fontsize=8, weight="normal", color=GREY)
     return figure
@@ -151,17 +161,17 @@ def _status(case: CaseResult) -> str:
     return "" if case.status == "ok" else f"\n({case.status})"
 
 
-def _drawable(text: str) -> str:
+def drawable(text: str) -> str:
     """Text of a record as a label: short enough to leave room, without what the font lacks."""
     plain = text.encode("ascii", "replace").decode()
     return plain if len(plain) <= LABEL else plain[: LABEL - 3] + "..."
 
 
 def _wrapped(text: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(_drawable(text), width)[:6])
+    return "\n".join(textwrap.wrap(drawable(text), width)[:6])
 
 
-def _legend(axes: Sequence[Axes], first: str = "", last: str = "bound") -> tuple[list[Artist], list[str]]:
+def legend(axes: Sequence[Axes], first: str = "", last: str = "bound") -> tuple[list[Artist], list[str]]:
     """Every label once: those that begin with `first`, the rest as drawn, those that begin with `last`."""
     handles: dict[str, Artist] = {}
     for ax in axes:
@@ -190,14 +200,14 @@ def chunk_curve(curve: Curve) -> Figure | None:
         _measured_points(ax, curve)
         _mark_advice(ax, curve, measured)
         _residuals(below, curve)
-        ax.set_title(f"{_drawable(curve.name)}: time over the number of chunks")
+        ax.set_title(f"{drawable(curve.name)}: time over the number of chunks")
         ax.set_ylabel("overlapped, ms a batch")
         below.set_xscale("log", base=2)
         below.xaxis.set_major_locator(FixedLocator(curve.chunks))
         below.xaxis.set_minor_locator(NullLocator())
         below.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:g}"))
         below.set_xlabel("chunks n (log scale)")
-        figure.legend(*_legend([ax, below], first="measured"), loc="outside right upper")
+        figure.legend(*legend([ax, below], first="measured"), loc="outside right upper")
     return figure
 
 
@@ -253,7 +263,7 @@ def time_split(record: Record) -> Figure | None:
             _split_row(right, row, case)
         left.axvline(0, color=GREEN, linewidth=1)
         left.axvline(1, color=RED, linewidth=1, linestyle="--")
-        left.set_yticks(range(len(cases)), [_drawable(names[case.key]) for case in cases], fontsize=8)
+        left.set_yticks(range(len(cases)), [drawable(names[case.key]) for case in cases], fontsize=8)
         left.set_ylim(len(cases) - 0.4, -0.6)
         left.set_title("Exposed fraction of the copy")
         left.set_xlabel("(overlapped - compute) / transfer\n0: hidden, 1: nothing hidden")
@@ -263,7 +273,7 @@ def time_split(record: Record) -> Figure | None:
         right.xaxis.set_major_locator(FixedLocator(_ticks(*right.get_xlim())))
         right.xaxis.set_minor_locator(NullLocator())
         right.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        figure.legend(*_legend([right]), loc="outside lower right", ncols=4)
+        figure.legend(*legend([right]), loc="outside lower right", ncols=4)
     return figure
 
 
@@ -351,8 +361,16 @@ def telemetry_strip(record: Record) -> Figure | None:
             ax.set_ylabel(rows[name])
             ax.yaxis.set_major_locator(MaxNLocator(4))
         axes[-1].set_xlabel("seconds of measuring, cases end to end")
-        figure.legend(*_legend(axes), loc="outside right upper")
+        figure.legend(*legend(axes), loc="outside right upper")
     return figure
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a PNG image, without the version of what drew it."""
+    buffer = io.BytesIO()
+    with _styled():
+        figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def to_svg(figure: Figure) -> bytes:

@@ -304,6 +304,9 @@ def doubts(record: Record) -> list[Finding]:
     if record.run.dirty:
         text = "the tree had uncommitted changes: the commit does not say what was measured"
         found.append(Finding(text, True))
+    if record.machine.gpu.get("driver_model") == "WDDM":
+        text = "driver model WDDM: it batches launches and copies; not comparable with other driver models"
+        found.append(Finding(text, True))
     if record.machine.device == "cpu":
         found.append(Finding("measured on the cpu backend: never comparable with a GPU's numbers", True))
     return found

@@ -20,6 +20,10 @@ HEADLINE = "overlapped"
 MAX_VOID_SHARE = 0.5
 MAX_VOID = 10
 
+# After this long without a sign of life one is given between the samples of a round: six large samples, or six gates
+# that time out, take longer than a process may be silent.
+SIGN_S = 5.0
+
 
 @dataclass
 class Measured:
@@ -50,24 +54,37 @@ def measure(
     Args:
         allocations: how often device memory was taken so far; sampling must not change it.
         clock: monotonic seconds.
-        on_round: called with the rounds so far after every one, a void one included, as a sign of life.
+        on_round: called with the rounds so far after every one, a void one included, as a sign of life, and after a
+            sample or the warm-up where SIGN_S have gone by since.
     """
     result = Measured()
     orders = balanced_orders(workload.arms)
-    began = clock()
+    began = said = clock()
+
+    def sign(since: float = 0.0) -> None:
+        nonlocal said
+        if clock() - said >= since:
+            said = clock()
+            on_round(len(result.rounds))
+
+    def alive() -> None:
+        sign(SIGN_S)
+
     with _quiet_host(result):
         # First everything loads; then one round as they will be, which is thrown away.
         failed = workload.warm_up()
+        alive()
         if failed is not None:
             result.failed = f"check failed: {failed}"
         else:
-            _one_round(workload, orders[0], Measured(), clock, began, result)
-            on_round(0)
+            _one_round(workload, orders[0], Measured(), clock, began, result, alive)
+            sign()
         taken = allocations()
         began = clock()
         attempts = 0
         while not result.failed and not result.stop:
-            done = _one_round(workload, orders[attempts % len(orders)], result, clock, began, result)
+            order = orders[attempts % len(orders)]
+            done = _one_round(workload, order, result, clock, began, result, alive)
             attempts += 1
             elapsed = clock() - began
             if done:
@@ -76,7 +93,7 @@ def measure(
             enough = voids > MAX_VOID or elapsed >= rule.limit_s
             if not result.failed and enough and voids > MAX_VOID_SHARE * attempts:
                 result.failed = f"{voids} of {attempts} rounds are void: " + _counts(result.dropped)
-            on_round(len(result.rounds))
+            sign()
         result.wall_s = clock() - began
         result.checks["driver_allocations"] = allocations() - taken
     if not result.failed and result.checks["driver_allocations"]:
@@ -93,13 +110,18 @@ def _one_round(
     clock: Callable[[], float],
     began: float,
     verdict: Measured,
+    alive: Callable[[], None],
 ) -> bool | None:
-    """Add one round to `into`; False if it is void, None if a check failed (then `verdict.failed` says what)."""
+    """Add one round to `into`; False if it is void, None if a check failed (then `verdict.failed` says what).
+
+    alive: called after every sample.
+    """
     this = Round(order=list(order), arms={}, start=round(clock() - began, 6))
     windows: dict[str, tuple[float, float]] = {}
     void = False
     for arm in order:
         sample = workload.sample(arm)
+        alive()
         if sample.failed is not None:
             verdict.failed = f"check failed: {sample.failed}"
             return None

@@ -15,6 +15,7 @@ import numpy as np
 from harness import record as records
 from harness import theory
 from harness.doubts import NAMES, doubts
+from harness.evidence import launch_error
 from harness.record import CaseResult, Launch, Record, Round
 from harness.statistics import Array, Bootstrap
 
@@ -122,6 +123,11 @@ METRICS: dict[str, Metric] = {
             "host_blocked_ms", "host.overlapped", "host blocked",
             "time the host needs to enqueue the overlapped work", asv=True,
         ),
+        Metric(
+            name="host_ms", unit="ms", label="host",
+            description="time the host needs to enqueue both legs alone: its own pace, whatever waits while they overlap",
+            arms=("host.transfer", "host.compute"), of=lambda t, n: t["host.transfer"] + t["host.compute"],
+        ),
     )
 }  # fmt: skip
 
@@ -136,12 +142,40 @@ def launch_values(case: CaseResult, name: str) -> list[float]:
     ]
 
 
+def launch_estimates(case: CaseResult, name: str) -> list[tuple[float, float]]:
+    """As `launch_values`, each with its standard error from within the launch: of independent arms, to first order."""
+    metric, launches = METRICS[name], _columns(case)
+    return [
+        (value, _error(metric, case, columns))
+        for value, columns in zip(launch_values(case, name), launches, strict=False)
+    ]
+
+
+def _error(metric: Metric, case: CaseResult, columns: Mapping[str, Array]) -> float:
+    of = _of(metric, case)
+    middle = {arm: np.array([np.median(columns[arm])]) for arm in metric.arms}
+    moved = [
+        float((of({**middle, arm: middle[arm] * (1 + launch_error(columns[arm]))}) - of(middle))[0])
+        for arm in metric.arms
+    ]
+    return math.hypot(*moved)
+
+
 def samples(case: CaseResult, name: str) -> list[float]:
     """What a store of samples gets: every round for the time of one arm, else one value per launch."""
     metric, launches = METRICS[name], _columns(case)
     if not metric.per_round or not _covers(launches, metric.arms):
         return launch_values(case, name)
     return [float(sample) for columns in launches for sample in columns[metric.arms[0]]]
+
+
+def measured(case: CaseResult, name: str) -> records.Metric | None:
+    """One metric with its interval over all launches of `case`, as `derive` has it; None where they lack an arm."""
+    metric, launches = METRICS[name], _columns(case)
+    if not _covers(launches, metric.arms):
+        return None
+    found = Bootstrap(launches).interval(_of(metric, case), metric.arms, metric.quantile)
+    return records.Metric(value=found.value, unit=metric.unit, low=found.low, high=found.high)
 
 
 def derive(case: CaseResult) -> CaseResult:

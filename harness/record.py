@@ -114,13 +114,23 @@ class _Head(msgspec.Struct):
 
 def read(path: Path) -> Record:
     """The record in `path`; RecordError if it cannot be read, is truncated, of wrong types, or newer."""
+    return loads(content(path), source=str(path))
+
+
+def content(path: Path) -> bytes:
+    """What stands in `path`; RecordError if it cannot be read or is larger than any record."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise RecordError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no record is")
-        data = path.read_bytes()
+        too_large = path.stat().st_size > MAX_BYTES
+        if not too_large:
+            with path.open("rb") as file:
+                # A device or a pipe may have no end, and says nothing of its size.
+                data = file.read(MAX_BYTES + 1)
+            too_large = len(data) > MAX_BYTES
     except OSError as error:
         raise RecordError(f"{path}: cannot read: {error.strerror}") from None
-    return loads(data, source=str(path))
+    if too_large:
+        raise RecordError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no record is")
+    return data
 
 
 def write(path: Path, record: Record) -> None:

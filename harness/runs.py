@@ -1,12 +1,17 @@
-"""From the options of `overlap run` to a plan and the record it fills, with every refusal before the first write."""
+"""From the options of `overlap run` to a plan and the record it fills, with every refusal before the first write.
 
+A process has one run at a time, and holds its record: no other process goes on with it meanwhile.
+"""
+
+import contextlib
+import datetime
 import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import METHOD_VERSION, devices, host, machine, profiles, record, source, suites
+from harness import METHOD_VERSION, devices, files, host, machine, profiles, record, source, suites
 from harness.case import Case
 from harness.comparable import comparable
 from harness.devices import Device
@@ -19,10 +24,16 @@ from harness.telemetry import Nvml, same_uuid
 
 LATEST = "latest"
 
+# A record written later than now is of a time before the clock was set back, if by more than clocks of one store
+# differ.
+CLOCKS_DIFFER_S = 60.0
+
+_held = contextlib.ExitStack()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user asked for; see `overlap run --help`."""
+    """What a user asked for; see `overlap run --help`. repo: None is the checkout that this program runs from."""
 
     suites: tuple[str, ...] = ()
     tier: str = "quick"
@@ -33,6 +44,7 @@ class Options:
     seconds: float | None = None
     results: Path = Path("results")
     commit: str | None = None
+    repo: Path | None = None
     profile: str | None = None
     target: float | None = None
     controls: bool = True
@@ -40,7 +52,14 @@ class Options:
 
 
 def prepare(options: Options) -> tuple[Plan, Record, Path]:
-    """The plan, an empty record and its place; UsageError for anything that would fail later, nothing written."""
+    """The plan, an empty record, and its place, where it is written; UsageError, and nothing is, for anything that
+    would fail later."""
+    plan, kept = planned(options)
+    return plan, kept, begin(options.results, kept)
+
+
+def planned(options: Options) -> tuple[Plan, Record]:
+    """As `prepare`, for who only looks or is to choose among the cases: nothing is written, nothing has begun."""
     device = devices.detect(options.device)
     profile = profile_of(options.profile, device)
     cases = suites.select(options.suites, options.tier, profile, options.patterns)
@@ -49,7 +68,7 @@ def prepare(options: Options) -> tuple[Plan, Record, Path]:
     _check_cases(cases, profile, device, named)
     default = devices.default_machine_name(device, profile.name)
     name = record.safe_name(default if options.machine is None else options.machine)
-    commit, dirty = source.commit(None, options.commit, results=options.results)
+    commit, dirty = source.commit(options.repo, options.commit, results=options.results)
     run = Run(
         time=record.utc_now(),
         commit=commit,
@@ -61,12 +80,27 @@ def prepare(options: Options) -> tuple[Plan, Record, Path]:
         planned=[case.key for case in cases],
     )
     kept = _empty(run, device, name)
-    path = record.record_path(options.results, kept)
-    while path.exists():  # A record is named by the second it was begun in.
-        time.sleep(0.05)
-        run.time = record.utc_now()
-        path = record.record_path(options.results, kept)
-    return _plan(options, cases, profile, device, options.launches), kept, path
+    return _plan(options, cases, profile, device, options.launches), kept
+
+
+def begin(results: Path, kept: Record) -> Path:
+    """Write the record where no other is. It is named by the second it was begun in, and of several of one second,
+    or where the clock was set back, by the next one that is free."""
+    while True:
+        path = record.record_path(results, kept)
+        if _hold(path) and files.write_new(path, record.dumps(kept), field="results"):
+            return path
+        later = datetime.datetime.fromisoformat(kept.run.time) + datetime.timedelta(seconds=1)
+        kept.run.time = later.isoformat().replace("+00:00", "Z")
+
+
+def _hold(path: Path) -> bool:
+    """Whether this process now has the record, and no other."""
+    _held.close()
+    hold = files.hold(path)
+    if hold is not None:
+        _held.enter_context(hold)
+    return hold is not None
 
 
 def resume(options: Options, which: str) -> tuple[Plan, Record, Path]:
@@ -79,12 +113,14 @@ def resume(options: Options, which: str) -> tuple[Plan, Record, Path]:
     if options.machine is not None:
         record.safe_name(options.machine)
     path = _newest_unfinished(options) if which == LATEST else Path(which)
+    if not _hold(path):
+        raise UsageError(f"resume: another process is measuring {path}; wait until it has ended")
     kept = record.read(path)
     if kept.run.finished:
         raise UsageError(f"resume: {path} is finished; begin a new run")
     device = devices.detect(kept.machine.device)
     # This run's results lie where the record does, whatever --results says.
-    commit, dirty = source.commit(None, options.commit, results=_store_of(path, options.results))
+    commit, dirty = source.commit(options.repo, options.commit, results=_store_of(path, options.results))
     if options.commit is None and commit == "none":
         commit, dirty = kept.run.commit, kept.run.dirty
     _check_same("commit", path, _commit_words(kept.run.commit, kept.run.dirty), _commit_words(commit, dirty))
@@ -192,14 +228,28 @@ def free_memory(device: Device) -> tuple[int | None, int | None]:
 
 
 def _newest_unfinished(options: Options) -> Path:
+    """The unfinished record that was last written, of those that no other process is measuring."""
     folder = options.results / "records"
-    unreadable = ""
-    for path in sorted(folder.glob("*/*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+    others = ""
+    for path in sorted(folder.glob("*/*.json"), key=_written, reverse=True):
         if options.machine not in (None, path.parent.name):
             continue
         try:
-            if not record.read(path).run.finished:
-                return path
+            if record.read(path).run.finished:
+                continue
         except RecordError as error:
-            unreadable = f" that can be read ({error})"
-    raise UsageError(f"resume: no unfinished record under {folder}{unreadable}; give its path")
+            others = f" that can be read ({error})"
+            continue
+        if _hold(path):
+            return path
+        others = f" but {path}, which another process is measuring"
+    raise UsageError(f"resume: no unfinished record under {folder}{others}; give its path")
+
+
+def _written(path: Path) -> tuple[bool, float]:
+    """A key by which the record last written is the largest; one of the future is older than all others."""
+    try:
+        written = path.stat().st_mtime
+    except OSError:  # gone meanwhile, or a link to nowhere: who reads it is told
+        return False, 0.0
+    return written <= time.time() + CLOCKS_DIFFER_S, written

@@ -23,9 +23,10 @@ class Run(_Struct):
     """One `overlap run`: when, of which commit, by which command (arguments only, no paths), how long.
 
     dirty: the tree had uncommitted changes; None where there is no git to ask. finished: False until the end.
-    spent: by launch, what is known of it as a whole: seconds outside the cases (open_s to open the device,
-    controls_s, ceilings_s), launch_canary_us, the host time of an empty launch in microseconds, and the device's
-    energy_j over energy_s seconds. planned: keys of all cases the run is to measure, so that it can be resumed.
+    spent: by launch, what is known of it as a whole: when its device was open (began, seconds since 1970), seconds
+    outside the cases (open_s to open the device, controls_s, ceilings_s), launch_canary_us, the host time of an empty
+    launch in microseconds, and the device's energy_j over energy_s seconds.
+    planned: keys of all cases the run is to measure, so that it can be resumed.
     """
 
     time: str

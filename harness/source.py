@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,13 +99,79 @@ def commit(start: Path | None, given: str | None, *, results: Path | None = None
     return state.commit, dirty
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def resolve(revision: str, start: Path | None = None) -> str:
+    """The full name of the commit that `revision` names in the repository this program runs from (or `start`'s).
+
+    UsageError, naming the revision, where git or the repository has no answer.
+    """
+    root = package_root() if start is None else start
+    if revision.startswith("-"):
+        raise UsageError(f"revision: got {revision!r}, want a commit, branch or tag")
+    try:
+        return _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")[
+            :40
+        ]
+    except _NoAnswer as error:
+        why = "no such commit here" if "exit code 1" in str(error) else str(error)
+        raise UsageError(f"revision: got {revision!r}: {why}; give a commit, branch or tag") from None
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """names: full hashes by the names given. places: by full hash, parents before children. reason: why some, or all,
+    names are not known; empty where all are."""
+
+    names: Mapping[str, str]
+    places: Mapping[str, int]
+    reason: str = ""
+
+
+def lineage(commits: Iterable[str], start: Path) -> Lineage:
+    """The order of commits, hashes in full or the beginnings of some, in the repository that `start` lies in."""
+    asked = sorted(set(commits))
+    try:
+        # One answer a line, in the order asked: the object's name and type, or why there is none.
+        answers = _git(
+            start, "cat-file", "--batch-check", stdin="".join(f"{name}^{{commit}}\n" for name in asked)
+        )
+        found = zip(asked, answers.splitlines(), strict=False)
+        names = {name: answer.split()[0] for name, answer in found if answer.split()[1:2] == ["commit"]}
+        wanted = dict.fromkeys(names.values())
+        asked_for = "".join(f"{sha}\n" for sha in wanted)
+        listed = (
+            _git(start, "rev-list", "--topo-order", "--reverse", "--stdin", stdin=asked_for) if wanted else ""
+        )
+    except _NoAnswer as error:
+        return Lineage({}, {}, str(error))
+    places = {sha: at for at, sha in enumerate(listed.splitlines()) if sha in wanted}
+    lacking = len(asked) - len(names)
+    return Lineage(
+        names, places, f"the repository lacks {lacking} of {len(asked)} commits" if lacking else ""
+    )
+
+
+def distance(older: str, newer: str, start: Path) -> int | None:
+    """How many commits lead from `older`, left out, to `newer`; None where git cannot tell."""
+    try:
+        return int(_git(start, "rev-list", "--count", f"{older}..{newer}"))
+    except (_NoAnswer, ValueError):
+        return None
+
+
+def _git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
     # A hook's GIT_DIR would send the question to another repository, and fsmonitor would start a daemon.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
     try:
-        answer = subprocess.run(command, capture_output=True, timeout=GIT_S, env=environment, check=False)
+        answer = subprocess.run(
+            command,
+            input=None if stdin is None else stdin.encode(),
+            capture_output=True,
+            timeout=GIT_S,
+            env=environment,
+            check=False,
+        )
     except FileNotFoundError:
         raise _NoAnswer("git is not installed") from None
     except subprocess.TimeoutExpired:

@@ -7,6 +7,7 @@ A suite has two tiers: `quick` answers the question, `nightly` covers every valu
 
 import fnmatch
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -120,7 +121,7 @@ def select(names: Iterable[str], tier: str, profile: Profile, patterns: Iterable
         return listed
     kept: list[Case] = []
     for pattern in patterns:
-        matching = [case for case in listed if fnmatch.fnmatchcase(case.key, pattern.replace("[", "[[]"))]
+        matching = [case for case in listed if matches(pattern, case.key)]
         if not matching and "=" in pattern and not any(mark in pattern for mark in "*?"):
             matching = [Case.parse(_with_profile(pattern, profile), FAMILIES)]
         if not matching:
@@ -130,6 +131,16 @@ def select(names: Iterable[str], tier: str, profile: Profile, patterns: Iterable
             )
         kept += matching
     return unique(kept)
+
+
+def matches(pattern: str, key: str) -> bool:
+    """Whether the pattern is this key, with or without its profile, or a glob in which `[` is literal."""
+    return pattern == without_profile(key) or fnmatch.fnmatchcase(key, pattern.replace("[", "[[]"))
+
+
+def without_profile(key: str) -> str:
+    """The key as people may type it: the same work by whatever profile."""
+    return re.sub(r",profile=[^,\]]*", "", key)
 
 
 def _with_profile(key: str, profile: Profile) -> str:

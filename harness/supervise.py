@@ -194,6 +194,7 @@ class _Run:
             heard.ready = True
             machine.merge(kept.machine, kept.software, event.facts)
             spent |= {"open_s": event.open_s, "launch_canary_us": event.canary_us}
+            spent.setdefault("began", round(time.time(), 3))
         elif isinstance(event, CeilingsDone):
             kept.ceilings += event.ceilings
             spent["ceilings_s"] = event.seconds

@@ -55,10 +55,10 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [
-            replace(column, cells=[_plain(cell, options) for cell in column.cells]) for column in self.columns
+            replace(column, cells=[plain(cell, options) for cell in column.cells]) for column in self.columns
         ]
         kept, dropped, room = self._fit(columns, options.max_width)
-        table = _table(options)
+        table = bare(options)
         table.add_column("case", min_width=min(self.label_width, room))
         for column in kept:
             table.add_column(column.title, justify="left" if column.styles else "right", no_wrap=True)
@@ -70,7 +70,7 @@ class FittedTable:
         if dropped:
             listed = ", ".join(column.title.replace("\n", " ") for column in dropped)
             yield Text(f"No room here for: {listed}. A wider terminal, the report and --json have them.")
-        yield from (Text(_plain(note, options)) for note in self.notes)
+        yield from (Text(plain(note, options)) for note in self.notes)
 
     def _fit(self, columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column], int]:
         """The columns kept, those dropped, and the room left for the names of the cases."""
@@ -89,13 +89,13 @@ def _room(columns: Sequence[Column], width: int) -> int:
     return width - sum(column.width + 1 for column in columns)
 
 
-def _table(options: ConsoleOptions) -> Table:
+def bare(options: ConsoleOptions) -> Table:
     """A table of bare columns under one line, one space apart."""
     lines = ASCII_HEAD if options.ascii_only else box.SIMPLE_HEAD
     return Table(box=lines, padding=(0, 0), show_edge=False)
 
 
-def _plain(text: str, options: ConsoleOptions) -> str:
+def plain(text: str, options: ConsoleOptions) -> str:
     return text.replace("±", "+-") if options.ascii_only else text
 
 
@@ -171,7 +171,7 @@ class OverlapTable:
     grid: Grid
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = _table(options)
+        table = bare(options)
         table.padding = (0, 2, 0, 0)
         for title in ("", "", *(f"{stream} stream" for stream in STREAMS)):
             table.add_column(title)
@@ -182,7 +182,7 @@ class OverlapTable:
                 # What has no name is all that its cell shows: it stands on the first line, whatever that is.
                 cells = (cell.get(name, cell.get("", "") if at == 0 else "") for cell in facts)
                 head = Text(memory if at == 0 else "", "bold")
-                table.add_row(head, Text(name), *(Text(_plain(cell, options)) for cell in cells))
+                table.add_row(head, Text(name), *(Text(plain(cell, options)) for cell in cells))
             table.add_row()
         yield Text(f"Does the copy hide behind the compute? ({self.grid.where})", "bold")
         yield table

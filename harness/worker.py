@@ -186,6 +186,7 @@ def _attempt(
     workload = None
     try:
         workload = build(case, job.profile, backend)
+        telemetry.since(began)  # a look at everything: counters need a reading from before
         found = measure(workload, rule, allocations=backend.allocations, on_round=on_round)
         facts = workload.facts
     except Skip as skip:

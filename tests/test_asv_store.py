@@ -14,11 +14,18 @@ from pathlib import Path
 import factories
 import pytest
 
-from harness import asv_store, record
+from harness import asv_store, record, source
 from harness.errors import MeasurementError, OverlapError, UsageError
 
 ROOT = Path(__file__).parents[1]
 MACHINE = "h200-1"
+
+
+@pytest.fixture
+def own_suite(project: "Project", monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The suite that asv's readers get, in the project's own copy of the package."""
+    monkeypatch.setattr(source, "package_root", lambda: project.root)
+    return project.root / "harness" / "asv_suite.py"
 
 
 def rows(*results: record.CaseResult, **options: int) -> dict[str, dict]:
@@ -362,19 +369,20 @@ def test_a_store_of_several_machines_keeps_every_series(project: Project) -> Non
 @pytest.mark.parametrize(
     "edit",
     [
-        ("benchmarks/bench_h2d.py", "# asv shares", "# Reworded: asv shares"),
-        ("benchmarks/common.py", '"""Before each reader', '"""Another text; before each reader'),
-        ("benchmarks/bench_h2d.py", "def setup(self", "# New.\n    def setup(self"),
+        ("# asv shares", "# Reworded: asv shares"),
+        ('"""Before each reader', '"""Another text; before each reader'),
+        ("def setup(self", "# New.\n    def setup(self"),
     ],
     ids=["comment", "docstring", "lines"],
 )
-def test_editing_the_suite_does_not_cut_the_history(project: Project, edit: tuple[str, str, str]) -> None:
-    name, old, new = edit
+def test_editing_the_suite_does_not_cut_the_history(
+    project: Project, own_suite: Path, edit: tuple[str, str]
+) -> None:
+    old, new = edit
     base, head = project.commits
     project.ingest(project.record(*measured(), commit=base))
-    file = project.root / name
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new))
+    assert old in own_suite.read_text()
+    own_suite.write_text(own_suite.read_text().replace(old, new))
     project.ingest(project.record(*measured(), commit=head))
     compared = project.asv("compare", base, head)
     assert compared.returncode == 0
@@ -384,15 +392,16 @@ def test_editing_the_suite_does_not_cut_the_history(project: Project, edit: tupl
     assert not any(line.startswith("| x") or "n/a" in line for line in lines), compared.stdout
 
 
-def test_a_reader_gets_its_case_where_its_commit_lists_others_first(project: Project) -> None:
+def test_a_reader_gets_its_case_where_its_commit_lists_others_first(
+    project: Project, own_suite: Path
+) -> None:
     # asv tells a reader the index of a case in the list that it made when it looked for benchmarks.
-    suite = project.root / "benchmarks" / "common.py"
     listed = "return list(dict.fromkeys([*_listed(_store()"
     elsewhere = """if "discover" not in sys.argv:
         return list(_new_cases(suite))[::-1]
     """
-    assert listed in suite.read_text()
-    suite.write_text(suite.read_text().replace(listed, elsewhere + listed))
+    assert listed in own_suite.read_text()
+    own_suite.write_text(own_suite.read_text().replace(listed, elsewhere + listed))
     path = project.record(*measured())
     numbers = project.values("overlapped_ms", project.ingest(path).file)
     for case in record.read(path).cases:
@@ -440,9 +449,8 @@ def test_a_short_commit_is_filed_under_its_full_hash(project: Project) -> None:
     assert json.loads(done.file.read_text())["commit_hash"] == project.commits[0]
 
 
-def test_what_asv_did_not_store_is_an_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    suite = project.root / "benchmarks" / "common.py"
-    suite.write_text(suite.read_text().replace('    "bound_ratio": "ratio",\n', ""))
+def test_what_asv_did_not_store_is_an_error(project: Project, own_suite: Path) -> None:
+    own_suite.write_text(own_suite.read_text().replace('    "bound_ratio": "ratio",\n', ""))
     with pytest.raises(MeasurementError, match="stored 10 of 12 numbers; first missing: bound_ratio of h2d"):
         project.ingest(project.record(*measured()))
 

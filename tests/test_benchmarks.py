@@ -17,7 +17,7 @@ import factories
 import json5
 import pytest
 
-from harness import METHOD_VERSION, asv_store, record, source, suites
+from harness import METHOD_VERSION, asv_store, asv_suite, record, source, suites
 from harness.errors import OverlapError
 from harness.profiles import packaged
 
@@ -52,9 +52,7 @@ def common(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.setenv("OVERLAP_ASV_RESULTS", str(tmp_path / "store"))
     monkeypatch.setenv("OVERLAP_DEVICE", "cpu")
     monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import common
-
-    return common
+    return asv_suite
 
 
 @pytest.fixture
@@ -83,14 +81,14 @@ RESULTS = [
 def _list(path: Path, keys: list[str], version: str = f"method-{METHOD_VERSION}") -> str:
     """A list of benchmarks as asv writes it."""
     path.parent.mkdir(exist_ok=True)
-    entry = {"params": [[repr(key) for key in keys]], "version": version}
+    entry = {"params": [[repr(key) for key in keys]], "param_names": ["case"], "version": version}
     path.write_text(json.dumps({f"{NAME}.track_overlapped_ms": entry, "version": 2}))
     return str(path)
 
 
 def _measured(common: ModuleType, folder: Path) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
-    return common.measure("h2d", NAME, folder)
+    return common.measure("h2d", folder)
 
 
 # -- the suite ---------------------------------------------------------------------------------------------
@@ -114,7 +112,7 @@ def test_the_class_is_as_asv_needs_it(common: ModuleType) -> None:
 def test_importing_the_suite_imports_no_torch_no_numpy_and_touches_no_cuda() -> None:
     code = (
         "import sys, benchmarks.bench_h2d as suite\n"
-        "assert suite.H2D.params\n"
+        "assert suite.H2D().params\n"
         "print(*sorted({'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -126,9 +124,9 @@ def test_importing_the_suite_imports_no_torch_no_numpy_and_touches_no_cuda() -> 
 
 def test_cases_are_those_of_the_suite(common: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = [case.key for case in suites.select(["h2d"], "quick", packaged()["cpu"])]
-    assert common.cases("h2d", NAME) == quick
+    assert common.cases("h2d") == quick
     monkeypatch.setenv("OVERLAP_TIER", "nightly")
-    assert set(common.cases("h2d", NAME)) > set(quick)
+    assert set(common.cases("h2d")) > set(quick)
 
 
 def test_cases_are_those_of_the_record(
@@ -136,21 +134,21 @@ def test_cases_are_those_of_the_record(
 ) -> None:
     record.write(tmp_path / "record.json", factories.record(*RESULTS))
     monkeypatch.setenv("OVERLAP_RECORD", str(tmp_path / "record.json"))
-    assert common.cases("h2d", NAME) == [case.key for case in RESULTS]
+    assert common.cases("h2d") == [case.key for case in RESULTS]
 
 
 def test_cases_in_the_store_stay_and_keep_their_place(common: ModuleType, tmp_path: Path) -> None:
-    new = common.cases("h2d", NAME)
+    new = common.cases("h2d")
     _list(tmp_path / "store" / "benchmarks.json", ["h2d[of=another]", new[2]])
-    assert common.cases("h2d", NAME) == ["h2d[of=another]", new[2], *(key for key in new if key != new[2])]
+    assert common.cases("h2d") == ["h2d[of=another]", new[2], *(key for key in new if key != new[2])]
 
 
 def test_while_asv_runs_the_list_is_the_one_that_it_numbered(
     common: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = common.cases("h2d", NAME)
+    new = common.cases("h2d")
     monkeypatch.setenv("OVERLAP_ASV_CASES", _list(tmp_path / "cases.json", new[3:1:-1]))
-    assert common.cases("h2d", NAME) == new[3:1:-1]
+    assert common.cases("h2d") == new[3:1:-1]
 
 
 # -- measuring ---------------------------------------------------------------------------------------------
@@ -304,7 +302,7 @@ def read(common: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from benchmarks.bench_h2d import H2D
 
     monkeypatch.chdir(tmp_path)
-    cache = common.measure("h2d", NAME)
+    cache = common.measure("h2d")
 
     def read(case: str, metric: str = "overlapped_ms") -> object:
         suite = H2D()

@@ -1,18 +1,19 @@
 import io
 import os
-import subprocess
 import sys
+import time
 
 import msgspec
 import pytest
 
-from harness import calibration, profiles
+from harness import calibration, child, profiles
 from harness.backends import get_backend
 from harness.case import Case
 from harness.devices import Device
 from harness.errors import MeasurementError, Skip, UsageError
 from harness.families import H2D, MIB
-from harness.profiles import H2DSizes, Profile, read_profile
+from harness.profiles import H2DSizes, read_profile
+from harness.protocol import Failed
 from harness.workloads.h2d import H2DWorkload
 
 CPU = Device("cpu", "cpu", 2)
@@ -44,28 +45,51 @@ def children(monkeypatch):
     """Every process that is started."""
     started = []
 
-    class Noted(subprocess.Popen):
+    class Noted(child.subprocess.Popen):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
             started.append(self)
 
-    monkeypatch.setattr(subprocess, "Popen", Noted)
+    monkeypatch.setattr(child.subprocess, "Popen", Noted)
     return started
 
 
-def stand_in(tmp_path, monkeypatch, script):
-    """Let a shell script stand for the measuring child: it gets the start profile on stdin."""
-    path = tmp_path / "python"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(path))
+OUT = """
+import json, os, sys, time
+asked = json.loads(sys.stdin.read())
+out = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
+
+def say(**event):
+    out.write(json.dumps(event).encode() + b"\\n")
+"""
 
 
-def gone(child):
+def stand_in(monkeypatch, code):
+    """Let `code` stand for the measuring child."""
+    monkeypatch.setattr(
+        calibration, "command", lambda events: [sys.executable, "-I", "-S", "-c", OUT + code, str(events)]
+    )
+
+
+def gone(process):
     """Ended and waited for: no zombie is left either."""
     with pytest.raises(ChildProcessError):
-        os.waitpid(child.pid, os.WNOHANG)
-    return child.returncode is not None
+        os.waitpid(process.pid, os.WNOHANG)
+    return process.returncode is not None
+
+
+def calibrate(output, device=CPU, say=lambda text: None):
+    return calibration.calibrate("mine", device, output, say)
+
+
+def served(monkeypatch, ask):
+    """What the real child says, in this process, when it is asked that."""
+    ours, theirs = os.pipe()
+    monkeypatch.setattr(sys, "argv", ["calibration", str(theirs)])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(ask))))
+    assert calibration.main() == 0
+    with os.fdopen(ours, "rb") as said:
+        return [calibration._EVENTS.decode(line) for line in said]
 
 
 def legs(profile, size):
@@ -176,96 +200,134 @@ def test_the_range_over_all_sizes_is_said():
     assert "nothing was measured" in calibration._balance_words([])
 
 
-def test_the_child_reads_a_profile_and_writes_its_sizes(little, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "argv", ["calibration", "cpu"])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(start()))))
-    assert calibration.main() == 0
-    out, err = capfd.readouterr()
-    assert msgspec.json.decode(out, type=H2DSizes).columns["pageable"].keys() == {"1MiB", "4MiB"}
-    assert "pageable 4MiB: copy " in err
+@pytest.fixture
+def no_death_with_parent(monkeypatch):
+    """Served in the process of the tests, whose parent may end before it, and which has a fault handler of its own."""
+    from harness import serving
+
+    monkeypatch.setattr(serving, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(serving.faulthandler, "enable", lambda: None)
+
+
+def test_the_child_reads_a_profile_and_says_its_sizes(little, monkeypatch, no_death_with_parent):
+    *said, found = served(monkeypatch, calibration._Ask("cpu", start()))
+    assert found.sizes.columns["pageable"].keys() == {"1MiB", "4MiB"}
+    assert any(line.text.startswith("pageable 4MiB: copy ") for line in said)
 
 
 def test_a_profile_is_made_of_the_child_s_sizes_and_the_rest_of_the_start(tmp_path, monkeypatch, children):
     measured = sizes({"1MiB": 12, "64MiB": 24}, {"1MiB": 8, "64MiB": 1})
-    (tmp_path / "sizes").write_bytes(msgspec.json.encode(measured))
     stand_in(
-        tmp_path,
         monkeypatch,
-        f'cat > "{tmp_path}/given"; cat "{tmp_path}/sizes"; echo "$@" > "{tmp_path}/asked"',
+        f"""
+say(type="said", text="asked for " + asked["kind"] + " from " + asked["start"]["name"])
+say(type="found", sizes=json.loads({msgspec.json.encode(measured).decode()!r}))
+""",
     )
-    output = tmp_path / "made" / "mine.json"
-    made = calibration.calibrate("mine", Device("cpu", "a model", 2), output)
+    output, said = tmp_path / "made" / "mine.json", []
+    made = calibrate(output, Device("cpu", "a model", 2), said.append)
     base = profiles.packaged()["cpu"]
-    assert msgspec.json.decode((tmp_path / "given").read_bytes(), type=Profile) == base
-    assert (tmp_path / "asked").read_text() == "-m harness.calibration cpu\n"
+    assert said == ["asked for cpu from cpu"]
     assert read_profile(output) == made
     assert made == msgspec.structs.replace(
         base, name="mine", summary="calibrated on a model", devices=["a model"], h2d=measured
     )
     assert made.key.startswith("mine.")
     assert output.read_text().count("\n") > 20, "written for people and for git"
-    assert [gone(child) for child in children] == [True]
+    assert [gone(process) for process in children] == [True]
+
+
+def test_what_the_child_finds_is_said_as_it_is_found(tmp_path, monkeypatch):
+    """The child waits for a file that is written when its first line has been heard."""
+    heard = tmp_path / "heard"
+    stand_in(
+        monkeypatch,
+        f"""
+say(type="said", text="first")
+while not os.path.exists({str(heard)!r}): time.sleep(0.01)
+""",
+    )
+    with pytest.raises(MeasurementError, match="the worker ended before its work was done"):
+        calibrate(tmp_path / "mine.json", say=lambda text: heard.touch())
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("code", "words"),
     [
-        ("exit 3", "calibrate: the measuring process ended with exit code 3"),
-        ("kill -9 $$", "calibrate: the measuring process ended with exit code -9"),
-        ("cat > /dev/null; echo '{\"columns\": {}}'", "calibrate: the measuring process said no sizes: "),
-        ("cat > /dev/null; echo hello", "calibrate: the measuring process said no sizes: "),
-        ("cat > /dev/null; printf '\\377'", "calibrate: the measuring process said no sizes: "),
+        ("print('first'); print('last words'); sys.exit(3)", "the worker ended with exit code 3: last words"),
+        ("sys.exit(3)", "the worker ended with exit code 3: it printed nothing"),
+        ("os.kill(os.getpid(), 11)", "the worker was killed by SIGSEGV"),
+        ("os.kill(os.getpid(), 9)", "the worker was killed by SIGKILL (out of memory, or killed by hand)"),
+        ("say(type='found', sizes={'columns': {}})", "the worker sent what is no event: "),
+        ("out.write(b'hello\\n')", "the worker sent what is no event: "),
+        ("out.write(b'\\xff\\n')", "the worker sent what is no event: "),
+        ("say(type='failed', reason='no device')", "no device"),
+        ("pass", "the worker ended before its work was done"),
     ],
 )
-def test_a_child_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, children, script, words):
-    stand_in(tmp_path, monkeypatch, script)
+def test_a_child_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, children, code, words):
+    stand_in(monkeypatch, code)
     with pytest.raises(MeasurementError) as caught:
-        calibration.calibrate("mine", CPU, tmp_path / "mine.json")
-    assert str(caught.value).startswith(words)
+        calibrate(tmp_path / "mine.json")
+    assert str(caught.value).startswith(f"calibrate: {words}")
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 4
-    assert not (tmp_path / "mine.json").exists()
-    assert [gone(child) for child in children] == [True]
+    assert list(tmp_path.iterdir()) == []
+    assert [gone(process) for process in children] == [True]
 
 
-def test_a_child_that_never_ends_is_ended(tmp_path, monkeypatch, children):
-    monkeypatch.setattr(calibration, "SECONDS", 0.2)
-    stand_in(tmp_path, monkeypatch, "exec sleep 600")
-    with pytest.raises(MeasurementError, match=r"calibrate: not done after 0\.2 s; ended"):
-        calibration.calibrate("mine", CPU, tmp_path / "mine.json")
-    assert [gone(child) for child in children] == [True]
-    assert not (tmp_path / "mine.json").exists()
+def test_sizes_of_a_child_that_then_died_are_not_believed(tmp_path, monkeypatch):
+    found = msgspec.json.encode(sizes({"1MiB": 12}, {"1MiB": 8})).decode()
+    stand_in(monkeypatch, f"say(type='found', sizes=json.loads({found!r})); os.kill(os.getpid(), 11)")
+    with pytest.raises(MeasurementError, match="killed by SIGSEGV"):
+        calibrate(tmp_path / "mine.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_child_that_hangs_is_ended(tmp_path, monkeypatch, children):
+    monkeypatch.setattr(calibration, "SILENCE_S", 0.5)
+    stand_in(monkeypatch, "time.sleep(600)")
+    began = time.monotonic()
+    with pytest.raises(MeasurementError, match=r"calibrate: no sign of life for 0\.5 s; ended"):
+        calibrate(tmp_path / "mine.json")
+    assert time.monotonic() - began < 30
+    assert [gone(process) for process in children] == [True]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_ends_the_child_too(tmp_path, monkeypatch, children):
-    def interrupt(self, *args, **options):
+    def interrupt(text):
         raise KeyboardInterrupt
 
-    stand_in(tmp_path, monkeypatch, "exec sleep 600")
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    stand_in(monkeypatch, "say(type='said', text='working'); time.sleep(600)")
     with pytest.raises(KeyboardInterrupt):
-        calibration.calibrate("mine", CPU, tmp_path / "mine.json")
-    assert [gone(child) for child in children] == [True]
+        calibrate(tmp_path / "mine.json", say=interrupt)
+    assert [gone(process) for process in children] == [True]
 
 
-def test_a_device_that_cannot_be_opened_is_said_by_the_real_child_without_a_traceback(tmp_path, capfd):
-    with pytest.raises(MeasurementError, match="ended with exit code 2"):
-        calibration.calibrate("mine", Device("tpu", "a model", 1), tmp_path / "mine.json")
-    assert capfd.readouterr().err == "calibrate: device: got 'tpu', want cuda or cpu\n"
+def test_a_child_that_cannot_be_started_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "command", lambda events: [str(tmp_path / "nothing")])
+    with pytest.raises(MeasurementError, match="calibrate: no worker could be started: No such file"):
+        calibrate(tmp_path / "mine.json")
 
 
-def test_a_cpu_too_small_to_measure_on_is_said_without_a_traceback(monkeypatch, capfd):
+def test_a_device_that_cannot_be_opened_is_said_by_the_real_child_in_one_line(tmp_path, capfd):
+    with pytest.raises(MeasurementError, match=r"^calibrate: device: got 'tpu', want cuda or cpu$"):
+        calibrate(tmp_path / "mine.json", Device("tpu", "a model", 1))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_cpu_too_small_to_measure_on_is_said_in_words(monkeypatch, no_death_with_parent):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    monkeypatch.setattr(sys, "argv", ["calibration", "cpu"])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(start()))))
-    assert calibration.main() == MeasurementError.exit_code
-    assert capfd.readouterr().err.startswith("calibrate: cpu backend: needs 2 cores")
+    (failed,) = served(monkeypatch, calibration._Ask("cpu", start()))
+    assert isinstance(failed, Failed)
+    assert failed.reason.startswith("cpu backend: needs 2 cores")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", "-x", "a" * 65, "x\n"])
 def test_a_bad_name_is_refused_before_anything_is_started(tmp_path, children, name):
     with pytest.raises(UsageError, match=r"^name: got .*, want up to 64 letters"):
-        calibration.calibrate(name, CPU, tmp_path / "mine.json")
+        calibration.calibrate(name, CPU, tmp_path / "mine.json", lambda text: None)
     assert not children
     assert list(tmp_path.iterdir()) == []
 
@@ -274,5 +336,5 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_started(
     (tmp_path / "file").write_bytes(b"")
     output = tmp_path / "file" / "mine.json"
     with pytest.raises(UsageError, match=r"^calibrate: cannot write .*: Not a directory$"):
-        calibration.calibrate("mine", CPU, output)
+        calibrate(output)
     assert not children

@@ -3,13 +3,15 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness import child
+from harness import child, host
 from harness.child import Child
 from harness.profiles import load_profile
 from harness.protocol import Begin, Event, Failed, Job
@@ -113,3 +115,125 @@ def test_leaving_the_block_ends_the_child(monkeypatch):
         os.kill(pid, 0)  # it is there
         raise KeyboardInterrupt
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_child_that_no_signal_ends_is_given_up_in_a_bounded_time(monkeypatch):
+    """One that waits in a driver for a device that is lost. Here its signal is kept from it."""
+    kill, kept = os.killpg, []
+    monkeypatch.setattr(os, "killpg", lambda *arguments: kept.append(arguments))
+    monkeypatch.setattr(child, "CASE_S", 0.2)
+    monkeypatch.setattr(child, "KILL_S", 0.2)
+    code = BEGIN + "import time; time.sleep(60)"
+    monkeypatch.setattr(
+        child, "command", lambda events: [sys.executable, "-I", "-S", "-c", code, str(events)]
+    )
+    began = time.monotonic()
+    with Child(JOB) as worker:
+        said, reason = list(worker.events()), worker.end()
+    assert time.monotonic() - began < 5
+    assert said == [Begin(key="a")]
+    assert reason == "no sign of life for 0.2 s; SIGKILL does not end it: it waits in the kernel"
+    (group,) = kept
+    kill(*group)
+    worker._process.wait()
+
+
+def test_what_fails_while_a_child_is_started_ends_it(monkeypatch):
+    pids = []
+
+    def interrupted(path: Path, text: str) -> None:
+        pids.append(int(path.parent.name))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(child, "command", lambda events: ["sleep", "60"])
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Child(JOB)
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
+# Out of memory.
+
+SCORE = Path("/proc/self/oom_score_adj")
+KILLED = "the worker was killed by SIGKILL"
+
+
+@pytest.mark.skipif(not SCORE.exists(), reason="no such kernel")
+def test_a_host_that_is_out_of_memory_ends_the_child_before_its_parent(monkeypatch):
+    own = int(SCORE.read_text())
+    code = BEGIN + f"print(open({str(SCORE)!r}).read().strip()); sys.exit(3)"
+    assert follow(monkeypatch, code)[1].endswith(f": {child.OOM_SCORE}")
+    assert own < child.OOM_SCORE
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (2, 3, "(out of host memory: the kernel ended it)"),
+        (2, 2, "(out of memory, or killed by hand)"),
+        (None, None, "(out of memory, or killed by hand)"),
+        (None, 3, "(out of memory, or killed by hand)"),
+    ],
+)
+def test_the_kernel_tells_whether_memory_was_short(monkeypatch, before, after, words):
+    counts = iter([before, after])
+    monkeypatch.setattr(host, "oom_kills", lambda: next(counts))
+    assert follow(monkeypatch, BEGIN + "os.kill(os.getpid(), 9)")[1] == f"{KILLED} {words}"
+
+
+@pytest.fixture
+def small_group():
+    """A control group with little memory, its file of members; skipped where none may be made."""
+    mine = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    for _, controllers, path in mine:
+        first = controllers == "memory"
+        if not first and controllers:
+            continue
+        folder = host.CGROUPS / ("memory" if first else "") / path.lstrip("/") / f"overlap-test-{os.getpid()}"
+        limit = folder / ("memory.limit_in_bytes" if first else "memory.max")
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            limit.write_text(str(200 << 20))
+        except OSError:
+            folder.rmdir()
+            continue
+        yield folder / "cgroup.procs"
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+                return
+            time.sleep(0.05)
+        return
+    pytest.skip("no control group with a limit of memory can be made here")
+
+
+def test_a_child_that_takes_more_memory_than_there_is_is_named_as_such(small_group):
+    """The kernel really ends it, and not its parent, which is in the same group."""
+    parent = f"""
+import os, sys
+with open({str(small_group)!r}, "w") as members:
+    members.write(str(os.getpid()))
+from harness import child
+from harness.profiles import load_profile
+from harness.protocol import Job
+greedy = "taken = [bytearray(1 << 24) for _ in range(100)]"
+child.command = lambda events: [sys.executable, "-I", "-S", "-c", greedy]
+job = Job(device="cpu", uuid=None, no_telemetry="", profile=load_profile("cpu"), cases=[], launch=0, target=0.03)
+with child.Child(job) as worker:
+    list(worker.events())
+    print(worker.end())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", parent],
+        cwd=Path(child.__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{KILLED} (out of host memory: the kernel ended it)\n"

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from harness.comparable import CPU_HARD_KEYS, HARD_KEYS, SOFT_KEYS, comparable
+from harness.comparable import CPU_HARD_KEYS, HARD_KEYS, SOFT_KEYS, comparable, contradictions, told
 from harness.record import SCHEMA, CaseResult, Machine, Record, Run
 
 GPU = {
@@ -18,7 +18,7 @@ GPU = {
 }
 CPU = {"model": "Xeon", "usable_cores": 16, "numa_nodes": 2, "hypervisor": True}
 SOFTWARE = {"driver": "580.159.04", "cuda": "13.0", "cublas": "13.1", "nccl": "2.28", "torch": "2.11.0"}
-SOFTWARE |= {"torch_git": "70d99e9", "kernel": "6.18", "container": "docker"}
+SOFTWARE |= {"torch_git": "70d99e9", "kernel": "6.18", "container": "docker", "system": "Linux"}
 
 
 def record(device: str = "cuda", profile: str = "h200.1a2b") -> Record:
@@ -83,6 +83,26 @@ def test_a_hard_key_that_one_record_does_not_tell_is_a_warning():
     assert list(map(str, soft)) == ["power_limit_w: 700.0 vs unknown", "driver: 580.159.04 vs unknown"]
 
 
+@pytest.mark.parametrize("model", ["WDDM", "WDM (TCC)", "MCDM"])
+def test_a_driver_model_of_windows_is_another_experiment_than_linux(model):
+    """Linux has one driver model, which NVML does not name: nothing told is no unknown there."""
+    other = record()
+    other.machine.gpu["driver_model"] = model
+    assert list(map(str, comparable(record(), other)[0])) == [f"driver_model: Linux vs {model}"]
+    linux = record()
+    linux.machine.gpu["driver_model"] = None
+    assert comparable(record(), linux) == ([], [])
+
+
+def test_a_driver_model_that_windows_does_not_tell_is_a_warning():
+    wddm, untold = record(), record()
+    wddm.machine.gpu["driver_model"] = "WDDM"
+    wddm.software["system"] = untold.software["system"] = "Windows"
+    hard, soft = comparable(wddm, untold)
+    assert hard == []
+    assert list(map(str, soft)) == ["driver_model: WDDM vs unknown"]
+
+
 def test_an_unset_variable_is_a_value():
     other = record()
     other.environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
@@ -112,3 +132,25 @@ def test_records_without_cases_or_facts_can_be_compared():
     hard, soft = comparable(record(), empty)
     assert hard == []
     assert {"profiles", "software.torch", "machine.gpu.name"} <= set(keys(soft))
+
+
+def test_what_a_store_without_records_was_told_is_compared_as_records_are():
+    other = record()
+    put(other, "software.driver", "590.2")
+    put(other, "machine.gpu.vbios", "another")
+    for which, part in enumerate(comparable(record(), other)):
+        found = contradictions(told(record())[which], told(other)[which])
+        assert found == part
+        assert found
+
+
+def test_what_one_side_does_not_know_is_no_contradiction():
+    assert contradictions({"a": "unknown", "b": 1}, {"a": 1, "c": 2}) == []
+    assert list(map(str, contradictions({"software.driver": "1"}, {"software.driver": "2"}))) == ["driver: 1 vs 2"]
+
+
+def test_the_cpu_is_told_where_it_is_the_device():
+    hard, soft = told(record("cpu"))
+    assert set(CPU_HARD_KEYS) <= hard.keys()
+    assert not set(CPU_HARD_KEYS) & soft.keys()
+    assert not set(CPU_HARD_KEYS) & told(record())[0].keys()

@@ -1,15 +1,19 @@
 import errno
 import os
 import resource
+import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
+from harness import files
 from harness.errors import UsageError
-from harness.files import check_place, write_whole
+from harness.files import check_place, hold, write_new, write_whole
 
 
 def refusal(path, data=b"new"):
@@ -165,3 +169,115 @@ def test_a_place_where_nothing_can_be_written_is_refused_as_a_write_would_be(tmp
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(UsageError, match=r": Permission denied$"):
         check_place(tmp_path / "a", field="results")
+
+
+# Where nothing is yet.
+
+
+def test_a_new_file_takes_no_other_s_place(tmp_path):
+    path = tmp_path / "a" / "b"
+    assert write_new(path, b"one", field="results")
+    assert not write_new(path, b"two", field="results")
+    assert path.read_bytes() == b"one"
+    assert left(path.parent) == ["b"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
+    assert not write_new(tmp_path / "lost", b"two", field="results")
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_of_several_that_write_a_new_file_at_once_one_does(tmp_path, monkeypatch, links):
+    if not links:
+
+        def refused(*arguments):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr(os, "link", refused)
+    barrier = threading.Barrier(4)
+    written = []
+
+    def write(number):
+        for at in range(20):
+            barrier.wait()
+            if write_new(tmp_path / str(at), b"%d" % number, field="results"):
+                written.append((str(at), b"%d" % number))
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(written) == 20
+    assert {name: (tmp_path / name).read_bytes() for name in left(tmp_path)} == dict(written)
+
+
+def test_a_new_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"^results: cannot write .*file/a: Not a directory$"):
+        write_new(tmp_path / "file" / "a", b"x", field="results")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(UsageError, match=r"^results: cannot write .*a: File too large$"):
+            write_new(tmp_path / "a", b"n" * (1 << 20), field="results")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert left(tmp_path) == ["file"]
+
+
+# Whose a file is.
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from harness.files import hold
+held = hold(Path(sys.argv[1]))
+print("no" if held is None else "yes", flush=True)
+time.sleep(60)
+"""
+
+
+def holder(path):
+    """A process that tries to hold `path`, and whether it could."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(files.__file__).parent.parent,
+    )
+    with process.stdout:
+        return process, process.stdout.readline().strip()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel keeps no names of sockets")
+def test_a_file_is_held_by_one_process_until_that_ends(tmp_path):
+    path = tmp_path / "a"
+    first, could = holder(path)
+    try:
+        assert could == "yes"
+        assert hold(path) is None
+        (tmp_path / "linked").symlink_to(tmp_path)
+        assert hold(tmp_path / "linked" / "a") is None, "the same file by another name"
+        with hold(tmp_path / "b"):
+            pass
+    finally:
+        first.kill()
+        first.wait()
+    with hold(path):
+        second, could = holder(path)
+        second.kill()
+        second.wait()
+        assert could == "no"
+    with hold(path):
+        pass
+    assert left(tmp_path) == ["linked"]
+
+
+def test_where_nothing_can_be_held_nobody_is_kept_out(tmp_path, monkeypatch):
+    class Bare(socket.socket):
+        def bind(self, address):
+            raise OSError(errno.EPERM, "not in this sandbox")
+
+    monkeypatch.setattr(files.socket, "socket", Bare)
+    with hold(tmp_path / "a"), hold(tmp_path / "a"):
+        pass

@@ -146,6 +146,15 @@ def test_doubts_hold_bad_cases_with_names_and_stay_empty_for_a_clean_run():
     assert "uncommitted changes" in told
 
 
+@pytest.mark.parametrize(("model", "doubted"), [("WDDM", True), ("WDM (TCC)", False), (None, False)])
+def test_a_driver_model_that_batches_copies_is_a_doubt(model, doubted):
+    made = record(*table_results(), controls=controls())
+    made.machine.gpu["driver_model"] = model
+    found = [line for line in findings.doubts(made) if line.text.startswith("driver model WDDM: ")]
+    assert [line.doubt for line in found] == [True] * doubted
+    assert all(line.text.endswith("not comparable with other driver models") for line in found)
+
+
 def test_clock_labels_are_told_though_the_numbers_stand():
     case = h2d_result(h2d_case())
     case.launches[0].ranks[0].telemetry = {"reasons": {"sw_power_cap": 2.0}}

@@ -13,7 +13,7 @@ def kernel(tmp_path, monkeypatch):
 
     def write(**files):
         for name, text in files.items():
-            path = tmp_path / name.replace("__", "/")
+            path = tmp_path / name.replace("__", "/").replace("memory_", "memory.")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(str(text))
 
@@ -115,3 +115,34 @@ def test_odd_lists_of_groups_are_passed_over(kernel, text):
     kernel.meminfo(GIB)
     kernel(proc__self__cgroup=text)
     assert host.free_bytes() == GIB
+
+
+def test_this_kernel_counts_or_does_not():
+    assert (kills := host.oom_kills()) is None or kills >= 0
+
+
+def test_processes_ended_for_want_of_memory_are_counted_in_their_group(kernel):
+    kernel(proc__self__cgroup="0::/pod/container\n")
+    kernel(
+        cgroup__pod__container__memory_events="low 0\nhigh 5\nmax 9\noom 3\noom_kill 2\noom_group_kill 0\n"
+    )
+    kernel(cgroup__pod__memory_events="oom_kill 7\n")
+    assert host.oom_kills() == 2
+
+
+def test_a_group_without_the_controller_is_counted_in_the_one_around_it(kernel):
+    kernel(proc__self__cgroup="0::/user/session\n", cgroup__user__memory_events="oom_kill 7\n")
+    assert host.oom_kills() == 7
+
+
+def test_version_1_counts_in_another_file(kernel):
+    kernel(proc__self__cgroup="9:cpu,cpuacct:/a\n4:memory:/a\n0::/\n")
+    kernel(cgroup__memory__a__memory_oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    assert host.oom_kills() == 4
+
+
+@pytest.mark.parametrize("text", ["", "oom 3\n", "oom_kill\n", "oom_kill many\n"])
+def test_a_kernel_that_does_not_count_says_nothing(kernel, text):
+    assert host.oom_kills() is None
+    kernel(proc__self__cgroup="0::/\n", cgroup__memory_events=text)
+    assert host.oom_kills() is None

@@ -21,23 +21,24 @@ ROOT = PACKAGE.parent
 
 # What is imported from outside, and by which modules alone. (Packages of the table stand for their modules.)
 FOREIGN = {
-    "torch": {"backends", "workloads"},
+    "torch": {"backends", "workloads", "experiments"},
     "pynvml": {"telemetry"},
     "matplotlib": {"figures"},
     "click": {"cli"},
-    "rich": {"cli", "tables", "progress"},
+    "rich": {"cli", "tables", "progress", "timeline"},
     "jinja2": {"report"},
-    "asv": {"asv_plugin"},
+    "asv": {"asv_plugin", "steps"},
     "numpy": {"statistics", "modality", "theory", "doubts", "metrics", "figures"},
     "scipy": {"statistics", "theory"},
 }
 
-# Entry points of child processes: they talk to their parent.
-CHILDREN = {"worker", "nvml_sampler", "calibration"}
+# Children that talk to their parent over standard output.
+CHILDREN = {"nvml_sampler"}
 
 # Modules that need torch to be imported at all, and those that need asv.
 WITH_TORCH = {"backends.cpu", "backends.cuda", "backends.kernels", "backends.tensors"}
 WITH_TORCH |= {"workloads.h2d", "controls", "worker"}
+WITH_TORCH |= {"experiments.bench", "experiments.races", "experiments.times", "experiments.__main__"}
 WITH_ASV = {"asv_plugin"}
 
 
@@ -253,7 +254,10 @@ def test_all_but_measuring_works_where_torch_is_missing(tmp_path):
     records.write(path, record(*curve_results(rounds=10)))
     plain = sorted(
         f"harness.{name}"
-        for name in MODULES.keys() - WITH_TORCH - WITH_ASV - {"", "__main__", "figures", "report"}
+        for name in MODULES.keys()
+        - WITH_TORCH
+        - WITH_ASV
+        - {"", "__main__", "figures", "history_figure", "report"}
     )
     code = """
 import importlib, sys
@@ -267,7 +271,7 @@ for command in (["show", path], ["report", path, "--output", page]):
     cli.main(command, standalone_mode=False)
 """
     first, *rest = python(code, str(path), str(page), *plain).splitlines()
-    assert first == "", "only figures, report and telemetry's first reading load these"
+    assert first == "", "only figures, reports and telemetry's first reading load these"
     assert "cases: 7 (7 ok)" in rest
     assert page.read_text().lower().startswith("<!doctype html")
 

@@ -183,6 +183,34 @@ def test_a_pinned_pool_takes_a_power_of_two():
     assert plan(size=GIB).host_bytes == 2 * GIB
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [96 * MIB, 64 * MIB])
+def test_a_pinned_pool_takes_from_the_host_what_the_plan_says(size):
+    """pytorch/pytorch#95823: up to twice its bytes. By torch's own count of the blocks it hands out."""
+    import torch
+
+    from harness.backends.cuda import CudaBackend
+    from harness.workloads.h2d import H2DWorkload
+
+    if not hasattr(torch.cuda, "host_memory_stats"):
+        pytest.skip("this torch does not tell what pinned memory takes")
+    backend = CudaBackend()
+
+    def handed_out():
+        stats = torch.cuda.host_memory_stats()
+        # Of a torch before 2.10 `allocated_bytes` are those in use; of a later one the cached ones too.
+        return stats.get("active_bytes.allocated", stats["allocated_bytes.allocated"])
+
+    before = handed_out()
+    workload = H2DWorkload(case(gate="off", size=size), H200, backend)
+    taken, plan = handed_out() - before, workload.plan
+    workload.close()
+    backend.close()
+    assert plan.host_bytes <= taken < plan.host_bytes + MIB
+    pool = plan.pool_batches * plan.rows * plan.width * plan.element_bytes
+    assert (plan.host_bytes > pool) == (pool.bit_count() > 1)
+
+
 # Each is dominated by another part: the pool, the ring, the products.
 ALLOCATING = {
     "pool": (CPU, {"size": 3 * MIB, "chunks": 4}),

@@ -3,6 +3,8 @@ import math
 import os
 import re
 import sys
+import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -640,6 +642,21 @@ def test_a_file_far_larger_than_any_record_is_not_taken_into_memory(tmp_path, mo
     monkeypatch.setattr(type(path), "read_bytes", lambda self: pytest.fail("read it all the same"))
     with pytest.raises(RecordError, match="larger than 512 MiB, which no record is"):
         read(path)
+
+
+def test_a_file_without_an_end_is_not_taken_into_memory(monkeypatch):
+    """A device says nothing of its size."""
+    monkeypatch.setattr(records, "MAX_BYTES", 1 << 20)
+    with pytest.raises(RecordError, match=r"^/dev/zero: larger than 1 MiB, which no record is$"):
+        read(Path("/dev/zero"))
+
+
+def test_a_record_is_read_from_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(dumps(small()),))
+    writer.start()
+    assert read(tmp_path / "pipe") == small()
+    writer.join()
 
 
 def test_the_time_is_written_as_it_is_read():

@@ -1,5 +1,10 @@
+import contextlib
 import json
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,7 +45,7 @@ def options(folder: Path, **chosen: object) -> Options:
     return Options(**(defaults | chosen))  # type: ignore[arg-type]
 
 
-def test_a_plan_and_an_empty_record_and_nothing_written(tmp_path):
+def test_a_plan_and_an_empty_record_at_its_place(tmp_path):
     plan, kept, path = prepare(
         options(tmp_path, patterns=(SMALL,), launches=3, seconds=60.0, command=("run", "--launches", "3"))
     )
@@ -54,7 +59,8 @@ def test_a_plan_and_an_empty_record_and_nothing_written(tmp_path):
     assert kept.cases == []
     assert kept.machine.name == f"cpu-{devices.cores()}"
     assert path == record.record_path(tmp_path / "results", kept)
-    assert list(tmp_path.iterdir()) == []
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
+    assert record.read(path) == kept
 
 
 def test_without_patterns_it_is_the_suite(tmp_path):
@@ -197,16 +203,35 @@ def test_what_nobody_tells_of_memory_refuses_nothing(tmp_path, monkeypatch):
     assert len(plan.cases) == 1
 
 
-def test_two_records_of_one_second_do_not_share_a_file(tmp_path, monkeypatch):
-    times = iter(
-        ["2026-11-30T08:00:00Z", "2026-11-30T08:00:00Z", "2026-11-30T08:00:00Z", "2026-11-30T08:00:01Z"]
-    )
-    monkeypatch.setattr(record, "utc_now", lambda: next(times))
-    _, first, path = prepare(options(tmp_path))
-    record.write(path, first)
-    _, second, other = prepare(options(tmp_path))
-    assert second.run.time == "2026-11-30T08:00:01Z"
-    assert (path.name, other.name) == ("20261130T080000Z-01234567.json", "20261130T080001Z-01234567.json")
+def test_records_of_one_second_do_not_share_a_file(tmp_path, monkeypatch):
+    """Nor where the clock stands still, or was set back to an hour of which there are records."""
+    monkeypatch.setattr(record, "utc_now", lambda: "2026-12-31T23:59:59Z")
+    made = [prepare(options(tmp_path)) for _ in range(3)]
+    assert [path.name for _, _, path in made] == [
+        "20261231T235959Z-01234567.json", "20270101T000000Z-01234567.json", "20270101T000001Z-01234567.json",
+    ]  # fmt: skip
+    for _, kept, path in made:
+        assert record.read(path) == kept
+        assert path == record.record_path(tmp_path / "results", kept)
+
+
+def test_a_record_that_another_run_of_this_second_began_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
+    """The other one comes between this run's look at the place and its first write."""
+    monkeypatch.setattr(record, "utc_now", lambda: "2026-11-30T08:00:00Z")
+    dumps, other = record.dumps, []
+
+    def slow(kept: Record) -> bytes:
+        if not other:
+            other.append(record.record_path(tmp_path / "results", kept))
+            other[0].parent.mkdir(parents=True)
+            other[0].write_bytes(b"another's")
+        return dumps(kept)
+
+    monkeypatch.setattr(record, "dumps", slow)
+    _, kept, path = prepare(options(tmp_path))
+    assert other[0].read_bytes() == b"another's"
+    assert path.name == "20261130T080001Z-01234567.json"
+    assert record.read(path) == kept
 
 
 def test_the_profile_is_the_one_asked_for_or_the_devices_own():
@@ -424,3 +449,86 @@ def test_no_name_for_a_machine_is_refused_when_going_on_too(tmp_path, which):
 def test_where_there_are_no_records_none_is_found(tmp_path):
     with pytest.raises(UsageError, match="no unfinished record"):
         resume(options(tmp_path), "latest")
+
+
+def test_a_record_from_before_the_clock_was_set_back_is_not_the_newest(tmp_path):
+    """Its time lies ahead of every other, and will for months."""
+    _, ahead = begun(tmp_path)
+    age(ahead, -100 * 86400)
+    assert resume(options(tmp_path), "latest")[2] == ahead
+    _, now = begun(tmp_path)
+    assert resume(options(tmp_path), "latest")[2] == now
+
+
+def test_a_clock_of_the_store_that_is_a_little_ahead_changes_nothing(tmp_path):
+    _, old = begun(tmp_path)
+    age(old, 10)
+    _, now = begun(tmp_path)
+    age(now, -10)
+    assert resume(options(tmp_path), "latest")[2] == now
+
+
+def test_a_link_to_nowhere_among_the_records_hides_no_other(tmp_path):
+    _, path = begun(tmp_path)
+    (path.parent / "gone.json").symlink_to(tmp_path / "nowhere")
+    assert resume(options(tmp_path), "latest")[2] == path
+    path.unlink()
+    with pytest.raises(UsageError, match=r"no unfinished record under .* that can be read \(.*gone\.json"):
+        resume(options(tmp_path), "latest")
+
+
+# A run in another process.
+
+RUN = """
+import sys, time
+from pathlib import Path
+from harness.runs import Options, prepare, resume
+which, options = sys.argv[1], Options(device="cpu", commit=sys.argv[2], results=Path(sys.argv[3]))
+print((resume(options, which) if which else prepare(options))[2], flush=True)
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def running(folder: Path, which: str = "") -> Iterator[Path]:
+    """A process with a run of its own, begun or gone on with, and its record."""
+    root = Path(runs.__file__).parent.parent
+    shutil.copytree(
+        root / "harness", folder / "tree" / "harness"
+    )  # without history, as no_history has it here
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", RUN, which, COMMIT, str(folder / "results")],
+        env=dict(os.environ, PYTHONPATH=str(folder / "tree")),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield Path(process.stdout.readline().strip())
+    finally:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(folder / "tree")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel keeps no names of sockets")
+def test_a_record_that_is_being_measured_is_not_gone_on_with_elsewhere(tmp_path):
+    with running(tmp_path) as path:
+        with pytest.raises(
+            UsageError, match=rf"^resume: another process is measuring {path}; wait until it has"
+        ):
+            resume(options(tmp_path), str(path))
+        with pytest.raises(
+            UsageError, match=rf"no unfinished record under .* but {path}, which another process"
+        ):
+            resume(options(tmp_path), "latest")
+        _, own = begun(tmp_path, machine="another")
+        age(own, 100)
+        assert resume(options(tmp_path), "latest")[2] == own, "the newest that nobody is measuring"
+        assert record.read(path).cases == []
+    assert resume(options(tmp_path), str(path))[2] == path, "its process is gone, and so is its hold"
+    prepare(options(tmp_path))  # with which this process lets go of it
+    with running(tmp_path, str(path)) as again:
+        assert again == path
+        with pytest.raises(UsageError, match="another process is measuring"):
+            resume(options(tmp_path), str(path))

@@ -7,7 +7,7 @@ import pytest
 
 from harness import source
 from harness.errors import UsageError
-from harness.source import Checkout, checkout, commit
+from harness.source import Checkout, checkout, commit, distance, lineage
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -199,3 +199,57 @@ def test_a_given_commit_must_say_that_the_tree_is_changed(repository):
 def test_a_given_commit_of_another_form_is_refused(tmp_path, given):
     with pytest.raises(UsageError, match=r"commit: got .*, want 7 to 40 hex digits"):
         commit(tmp_path, given)
+
+
+@pytest.fixture
+def branches(tmp_path):
+    """main: 0 1 2 with a merge of side: a b, begun at 0 and made last."""
+    folder = tmp_path / "branches"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    names = {}
+
+    def make(name: str) -> None:
+        git(folder, "commit", "-q", "--allow-empty", "-m", name)
+        names[name] = git(folder, "rev-parse", "HEAD")
+
+    make("0")
+    git(folder, "branch", "side")
+    make("1")
+    git(folder, "switch", "-q", "side")
+    make("a")
+    make("b")
+    git(folder, "switch", "-q", "main")
+    git(folder, "merge", "-q", "--no-ff", "-m", "2", "side")
+    names["2"] = git(folder, "rev-parse", "HEAD")
+    return folder, names
+
+
+def test_parents_stand_before_their_children(branches):
+    folder, names = branches
+    found = lineage(names.values(), folder)
+    assert found.reason == ""
+    order = sorted(names, key=lambda name: found.places[names[name]])
+    assert (order[0], order[-1]) == ("0", "2")
+    assert order.index("b") == order.index("a") + 1, "a branch stands together"
+
+
+def test_names_may_be_short_and_unknown_ones_are_counted(branches):
+    folder, names = branches
+    found = lineage([names["0"][:8], "f" * 40, "0" * 7], folder)
+    assert found.names == {names["0"][:8]: names["0"]}
+    assert found.places.keys() == {names["0"]}
+    assert found.reason == "the repository lacks 2 of 3 commits"
+    assert lineage([], folder) == lineage(iter(()), folder)
+
+
+def test_without_a_repository_there_is_a_reason(tmp_path):
+    assert lineage(["0" * 40], tmp_path).reason == "not a git repository"
+    assert distance("0" * 40, "1" * 40, tmp_path) is None
+
+
+def test_commits_between_two_are_counted(branches):
+    folder, names = branches
+    assert distance(names["0"], names["1"], folder) == 1
+    assert distance(names["1"], names["2"], folder) == 3, "those of the branch that was merged too"
+    assert distance("f" * 40, names["2"], folder) is None

@@ -284,20 +284,60 @@ def test_a_case_told_twice_is_taken_once(bench):
 
 
 def test_a_worker_without_a_sign_of_life_is_ended(bench, monkeypatch):
-    monkeypatch.setattr(child, "SILENCE_S", 0.3)
+    monkeypatch.setattr(child, "CASE_S", 0.5)
     bench.faults[B] = "time.sleep(60)"
     began = time.monotonic()
-    kept = bench.run(profile=msgspec.structs.replace(PROFILE, case_seconds=0.2))
+    kept = bench.run()
     assert only(kept, B, "error") == "no sign of life for 0.5 s; ended"
     assert time.monotonic() - began < 5
 
 
+def test_opening_the_device_may_take_longer_than_a_case_is_silent(bench, monkeypatch):
+    monkeypatch.setattr(child, "CASE_S", 0.2)
+    bench.faults["start"] = "time.sleep(0.6)"
+    assert statuses(bench.run()) == dict.fromkeys((A, B, C, D), "ok")
+
+
+def test_a_device_that_never_opens_is_not_waited_for(bench, monkeypatch):
+    monkeypatch.setattr(child, "OPENING_S", 0.5)
+    bench.faults["start"] = "time.sleep(60)"
+    kept = bench.run()
+    assert {case.reason for case in kept.cases} == {"no sign of life for 0.5 s; ended"}
+    assert len(bench.asked) == 1
+
+
+def test_what_the_parent_does_with_an_event_is_no_silence_of_the_worker_s(bench, monkeypatch):
+    """Such as writing a large record to a slow disk, or being stopped by Ctrl-Z."""
+    monkeypatch.setattr(child, "CASE_S", 0.5)
+    bench.faults[B] = "time.sleep(1.2); done(key)"
+    kept = bench.run(watch=lambda event, launch: event == Begin(key=B) and time.sleep(1.0))
+    assert statuses(kept) == dict.fromkeys((A, B, C, D), "ok")
+
+
+def test_bytes_that_make_no_event_are_no_sign_of_life(bench, monkeypatch):
+    monkeypatch.setattr(child, "CASE_S", 0.5)
+    bench.faults[B] = "for _ in range(600): send(b'x'); time.sleep(0.1)"
+    assert only(bench.run(), B, "error") == "no sign of life for 0.5 s; ended"
+
+
+def test_a_worker_that_is_gone_is_noticed_though_its_offspring_holds_its_pipe(bench):
+    """As worker processes of a loader do that were forked."""
+    bench.faults[B] = (
+        "if (pid := os.fork()) == 0: time.sleep(60)\n"
+        "note('offspring', pid); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    began = time.monotonic()
+    kept = bench.run()
+    assert only(kept, B, "error") == KILLED
+    assert time.monotonic() - began < 10
+
+
 def test_progress_is_a_sign_of_life(bench, monkeypatch):
-    monkeypatch.setattr(child, "SILENCE_S", 0.5)
+    monkeypatch.setattr(child, "CASE_S", 0.5)
     bench.faults[B] = (
         "for n in range(8):\n    time.sleep(0.1)\n    say(type='progress', key=key, rounds=n)\ndone(key)"
     )
-    kept = bench.run(profile=msgspec.structs.replace(PROFILE, case_seconds=0.0))
+    kept = bench.run()
     assert statuses(kept)[B] == "ok"
 
 
@@ -325,9 +365,9 @@ def test_a_worker_that_hangs_after_its_work_costs_nothing(bench, monkeypatch):
 @pytest.mark.parametrize("then", ["os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(60)"])
 def test_what_a_worker_has_started_ends_with_it(bench, monkeypatch, then):
     """Such as the sampler, or workers of a loader: also where the worker itself is gone already."""
-    monkeypatch.setattr(child, "SILENCE_S", 0.3)
+    monkeypatch.setattr(child, "CASE_S", 0.3)
     bench.faults[B] = f"note('offspring', subprocess.Popen(['sleep', '60']).pid); {then}"
-    kept = bench.run(profile=msgspec.structs.replace(PROFILE, case_seconds=0.0))
+    kept = bench.run()
     assert statuses(kept)[B] == "error"
     assert len(bench.logged("offspring")) == 1  # that it is gone is seen at the end of every test
 

@@ -1,6 +1,10 @@
 """The h2d pipeline: right in every arm, and caught when it is wrong."""
 
-from collections.abc import Iterator
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -131,6 +135,7 @@ class Tampering:
         self._real, self._what = real, what
         self.armed = False
         self._copies = self._products = 0
+        self._temporaries: list[torch.Tensor] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -141,6 +146,9 @@ class Tampering:
             target, source = target[:-1], source[:-1]
         if self.armed and self._what == "a chunk is not copied" and self._copies % 4 == 3:
             return
+        if self.armed and self._what == "copies go into temporaries":
+            target = target[list(range(len(target)))]  # as pinned[[0, 1]].copy_(x) does
+            self._temporaries.append(target)
         self._real.copy(target, source, stream)
 
     def gemm(self, x: torch.Tensor, weights: list[torch.Tensor], out: torch.Tensor) -> None:
@@ -165,6 +173,7 @@ class Tampering:
     [
         ("copy one row short", ("transfer", "transfer_1", "serial", "overlapped")),
         ("a chunk is not copied", ("transfer", "serial", "overlapped")),
+        ("copies go into temporaries", ("transfer", "transfer_1", "serial", "overlapped")),
         ("a chunk is not multiplied", ("compute", "serial", "overlapped")),
         ("half the columns are not multiplied", ("compute", "compute_1", "serial", "overlapped")),
         ("the product is not finite", ("compute", "serial", "overlapped")),
@@ -179,6 +188,63 @@ def test_wrong_work_fails_its_check(backend: Backend, what: str, arms: tuple[str
         failed = workload.sample(arm).failed
         assert failed is not None, arm
         assert "rows" in failed
+    workload.close()
+
+
+class Editing:
+    """A backend whose user writes to a batch as soon as its copies are issued, while they wait behind the gate."""
+
+    def __init__(self, real: Backend) -> None:
+        self._real = real
+        self.armed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        self._real.copy(target, source, stream)
+        if self.armed:
+            source[-1].mul_(-1.5)  # not what it was, however often
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_batch_that_is_edited_while_its_copy_waits_fails_its_check(backend: Backend, at_once: bool) -> None:
+    """pytorch/pytorch#127612. What arrived is compared with what the batch was, and not with what it is."""
+    editing = Editing(backend)
+    case = case_of(backend, gate="on", size=64 * MIB)
+    workload = H2DWorkload(case, profile_of(backend), editing)  # type: ignore[arg-type]
+    assert workload.warm_up() is None
+    batches = workload._host.clone()
+    for arm in workload.arms:
+        if arm.startswith("compute"):
+            continue
+        editing.armed = at_once
+        failed = workload.sample(arm).failed
+        editing.armed = False
+        if not at_once:
+            workload._host.neg_()  # the copies are over
+        workload._host.copy_(batches)
+        assert (failed is not None) == at_once, (arm, failed)
+    workload.close()
+
+
+def test_times_are_the_device_s_whenever_the_host_notices(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pytorch/tutorials#3648: when the host saw an end says nothing about when it was."""
+    workload = workload_of(backend)
+    workload.warm_up()
+    real = backend.synchronize
+
+    def late(event: Any = None) -> None:
+        real(event)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(backend, "synchronize", late)
+    sample = workload.sample("overlapped")
+    monkeypatch.undo()
+    noticed_ms = (sample.window[1] - sample.window[0]) * 1e3
+    assert max(sample.ms, sample.spans["transfer_in_overlapped"]) < noticed_ms - 290
     workload.close()
 
 
@@ -263,3 +329,66 @@ def test_on_a_gpu_the_race_needs_no_delay_to_be_caught(leave_out: str, caught: b
     found = sum(workload.sample("overlapped").failed is not None for _ in range(100))
     workload.close()
     assert found >= 95 if caught else found == 0
+
+
+class Blocking:
+    """The cuda backend with copies that the host waits for."""
+
+    def __init__(self, real: Backend) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        with torch.cuda.stream(stream):
+            target.copy_(source)
+
+
+def traced(run: Callable[[], object], path: Path) -> list[dict[str, Any]]:
+    """The events of a profiler's trace of `run`; none of the device's where CUPTI is missing."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as made:
+            run()
+            torch.cuda.synchronize()
+        made.export_chrome_trace(str(path))
+    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return events
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("memory", "blocking", "waits"),
+    [("pinned", False, False), ("pinned", True, True), ("pageable", False, None)],
+)
+def test_a_trace_shows_pinned_copies_and_no_wait_of_the_host_between_them(
+    memory: str, blocking: bool, waits: bool | None, tmp_path: Path
+) -> None:
+    """Lightning-AI/pytorch-lightning#620: copies that are pageable, or followed by a wait. `waits` None: either."""
+    real = get_backend("cuda")
+    backend: Any = Blocking(real) if blocking else real
+    case = case_of(real, memory=memory, size=64 * MIB, chunks=8)
+    workload = H2DWorkload(case, profile_of(real), backend)
+    workload.warm_up()
+    events = traced(lambda: workload.sample("overlapped"), tmp_path / "trace.json")
+    pieces = workload.plan.split.chunks * workload.plan.repeats
+    workload.close()
+    copies = [event for event in events if str(event.get("name", "")).startswith("Memcpy HtoD")]
+    if not copies:
+        pytest.skip("the profiler saw no copies: CUPTI is missing, or in use")
+    assert len(copies) >= pieces
+    kind = "Pinned" if memory == "pinned" else "Pageable"
+    assert {event["name"] for event in copies} == {f"Memcpy HtoD ({kind} -> Device)"}
+    calls = [event for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
+    numbers = {event["args"]["correlation"] for event in copies}
+    issued = [call["ts"] for call in calls if call.get("args", {}).get("correlation") in numbers]
+    assert len(issued) >= pieces
+    waited = [
+        call["name"]
+        for call in calls
+        if "Synchronize" in call["name"] and min(issued) < call["ts"] < max(issued)
+    ]
+    assert waits is None or bool(waited) == waits, waited

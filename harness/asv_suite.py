@@ -1,4 +1,9 @@
-"""What every family's asv class shares: its cases, one measurement for all of them, and cheap readers.
+"""The asv suite: a class for each family, its cases as the only parameter, one measurement for all of its readers.
+
+benchmarks/ has one file for each class. Any other repository, with commits of its own, has the suite by one file of
+its asv suite (README, "In a repository of your own"):
+
+    from harness.asv_suite import *
 
 asv starts one process per benchmark and case. So `setup_cache` measures everything once, in processes of
 its own, and leaves one small file per case in the folder that asv gives to the readers; a reader only reads
@@ -7,7 +12,8 @@ its file.
 Read from the environment (README, "History in asv"):
     OVERLAP_RECORD      take the numbers from this record instead of measuring
     OVERLAP_LAUNCH      only this launch of the record
-    OVERLAP_TIER, OVERLAP_DEVICE, OVERLAP_LAUNCHES      as the options of `overlap run`
+    OVERLAP_TIER, OVERLAP_CASE, OVERLAP_DEVICE, OVERLAP_LAUNCHES      as the options of `overlap run`; several
+                        patterns for cases are parted by blanks
     OVERLAP_RESULTS     keep the record of what was measured under this folder
     OVERLAP_TIMEOUT     seconds after which a measurement is ended (default 3000)
 
@@ -24,9 +30,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from harness import METHOD_VERSION
 from harness.errors import OverlapError
+
+if TYPE_CHECKING:
+    from harness.record import Record
+    from harness.source import Checkout
+
+# What `import *` gives a suite: asv takes every class that it finds in one for benchmarks.
+__all__ = ["H2D"]
 
 # A fixed word, not asv's hash of this suite's source: only a change of method cuts the history.
 VERSION = f"method-{METHOD_VERSION}"
@@ -47,7 +61,6 @@ TIMEOUT = float(os.environ.get("OVERLAP_TIMEOUT", "3000"))
 # asv counts silent seconds, and a measurement is silent; ours must end first, since it knows whom to end.
 SETUP_TIMEOUT = TIMEOUT + 120
 
-ROOT = Path(__file__).resolve().parents[1]
 LOG = "overlap-run.log"
 LOG_LINES = 30
 
@@ -57,37 +70,41 @@ Cache = dict[str, str]
 # -- which cases -------------------------------------------------------------------------------------------
 
 
-def cases(suite: str, name: str) -> list[str]:
-    """Keys of the cases of `name` (`bench_h2d.H2D`): those in asv's store first, in its order, then new ones.
+def cases(suite: str) -> list[str]:
+    """Keys of the cases of a suite: those in asv's store first, in its order, then new ones.
 
     asv rewrites its list of cases on every run, so a case left out here would lose its history: cases of
     other machines stay. And asv tells a reader only an index into the list: while it runs, the list is frozen.
     """
     frozen = os.environ.get("OVERLAP_ASV_CASES")
-    if frozen and (keys := _listed(Path(frozen), name)):
+    if frozen and (keys := _listed(Path(frozen), suite)):
         return keys
-    return list(dict.fromkeys([*_listed(_store() / "benchmarks.json", name), *_new_cases(suite)]))
+    return list(dict.fromkeys([*_listed(_store() / "benchmarks.json", suite), *_new_cases(suite)]))
 
 
 def _store() -> Path:
-    return Path(os.environ.get("OVERLAP_ASV_RESULTS") or ROOT / "results" / "asv")
+    return Path(os.environ.get("OVERLAP_ASV_RESULTS") or Path("results", "asv"))
 
 
-def _listed(path: Path, name: str) -> list[str]:
-    """Cases of the class `name` in one of asv's lists of benchmarks; params are stored by their repr."""
-    listed: dict[str, None] = {}
-    for benchmark, entry in _benchmarks(path).items():
-        if benchmark.startswith(f"{name}."):
-            listed |= dict.fromkeys(ast.literal_eval(text) for text in entry["params"][0])
-    return list(listed)
+def _listed(path: Path, suite: str) -> list[str]:
+    """Cases of a suite in one of asv's lists of benchmarks, in its order."""
+    listed = dict.fromkeys(key for entry in _benchmarks(path) for key in _keys(entry))
+    return [key for key in listed if key.startswith(f"{suite}[")]
 
 
-def _benchmarks(path: Path) -> dict[str, dict]:
+def _benchmarks(path: Path) -> list[dict[str, Any]]:
+    """The entries of asv's list that have cases as their only parameter, whatever module they were found in."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {}
-    return {name: entry for name, entry in stored.items() if isinstance(entry, dict)}
+        return []
+    entries = (entry for entry in stored.values() if isinstance(entry, dict))
+    return [entry for entry in entries if entry.get("param_names") == ["case"]]
+
+
+def _keys(entry: dict[str, Any]) -> list[str]:
+    """asv stores params by their repr."""
+    return [str(ast.literal_eval(text)) for text in entry["params"][0]]
 
 
 def _new_cases(suite: str) -> Iterable[str]:
@@ -100,17 +117,21 @@ def _new_cases(suite: str) -> Iterable[str]:
     # The suite of this machine: of its GPU if it has one, else of the cpu backend.
     device = devices.detect(os.environ.get("OVERLAP_DEVICE", "auto"))
     profile = profiles.profile_for(device.kind, device.name)
-    return [case.key for case in suites.select([suite], _tier(), profile)]
+    return [case.key for case in suites.select([suite], _tier(), profile, _patterns())]
 
 
 def _tier() -> str:
     return os.environ.get("OVERLAP_TIER", "quick")
 
 
+def _patterns() -> list[str]:
+    return os.environ.get("OVERLAP_CASE", "").split()
+
+
 # -- measuring, once ---------------------------------------------------------------------------------------
 
 
-def measure(suite: str, name: str, folder: Path | None = None) -> Cache:
+def measure(suite: str, folder: Path | None = None) -> Cache:
     """Measure the suite, or read OVERLAP_RECORD: one file per case in `folder`, and their names by case key.
 
     Raises RuntimeError, with the end of the log, where nothing could be measured at all. A machine without a
@@ -121,7 +142,7 @@ def measure(suite: str, name: str, folder: Path | None = None) -> Cache:
     folder = folder or Path.cwd()
     given = os.environ.get("OVERLAP_RECORD")
     made = record.read(Path(given) if given else _run(suite, folder))
-    _check(made, suite, name)
+    _check(made, suite)
     launch = os.environ.get("OVERLAP_LAUNCH")
     cache: Cache = {}
     for key, row in asv_store.rows(made, launch=int(launch) if launch else None).items():
@@ -131,22 +152,21 @@ def measure(suite: str, name: str, folder: Path | None = None) -> Cache:
     return cache
 
 
-def _check(made, suite: str, name: str) -> None:
+def _check(made: "Record", suite: str) -> None:
     """That the numbers are of the commit and of the method that asv files them under."""
-    commit = os.environ.get("ASV_COMMIT")
-    if commit and not commit.startswith(made.run.commit):
-        raise RuntimeError(
-            f"the record was measured at commit {made.run.commit}, asv files it under {commit}"
-        )
+    commit, measured = os.environ.get("ASV_COMMIT"), made.run.commit
+    if os.environ.get("OVERLAP_ASV_BY") == "torch":
+        measured = str(made.software.get("torch_git"))
+    if commit and not commit.startswith(measured):
+        raise RuntimeError(f"the record was measured at commit {measured}, asv files it under {commit}")
     if f"method-{made.method}" != VERSION:
         raise RuntimeError(
             f"the record's method is {made.method}, this harness reads method {METHOD_VERSION}"
         )
     if frozen := os.environ.get("OVERLAP_ASV_CASES"):
+        listed = _benchmarks(Path(frozen))
         asked = {
-            each["version"]
-            for bench, each in _benchmarks(Path(frozen)).items()
-            if bench.startswith(f"{name}.")
+            str(each["version"]) for each in listed if any(key.startswith(f"{suite}[") for key in _keys(each))
         }
         if asked - {VERSION}:
             raise RuntimeError(
@@ -154,7 +174,7 @@ def _check(made, suite: str, name: str) -> None:
                 f"{VERSION}: run asv separately on the commits before and after the change of method"
             )
     keys = {case.key for case in made.cases if case.family == suite and case.measured}
-    if keys and not keys & set(cases(suite, name)):
+    if keys and not keys & set(cases(suite)):
         raise RuntimeError(
             f"none of the {len(keys)} measured cases is one that asv lists, e.g. {min(keys)}: this commit "
             "has other cases or another profile than the first commit of this asv run; run asv on each by itself"
@@ -163,17 +183,23 @@ def _check(made, suite: str, name: str) -> None:
 
 def _run(suite: str, folder: Path) -> Path:
     """`python -m harness run` in a process group of its own, ended whole; returns the record's path."""
-    from harness import source
-
     results = folder / "results"
     command = [sys.executable, "-m", "harness", "run", "--suite", suite, "--tier", _tier()]
     command += ["--results", str(results), "--json"]
     for variable, option in (("OVERLAP_DEVICE", "--device"), ("OVERLAP_LAUNCHES", "--launches")):
         if value := os.environ.get(variable):
             command += [option, value]
-    if commit := os.environ.get("ASV_COMMIT"):
-        # git answers in an existing environment that has the package from its checkout.
-        tree = source.checkout()
+    for pattern in _patterns():
+        command += ["--case", pattern]
+    commit = os.environ.get("ASV_COMMIT")
+    if commit and os.environ.get("OVERLAP_ASV_BY") == "torch":
+        from harness import devices
+
+        installed = devices.torch_build().get("git_version")
+        if installed != commit:
+            raise RuntimeError(f"asv files these numbers under {commit}, but torch here is of {installed}")
+    elif commit:
+        tree, repo = _tree()
         if tree.commit != "none" and not commit.startswith(tree.commit):
             raise RuntimeError(
                 f"asv files these numbers under {commit}, but the tree is at {tree.commit}: check that commit out"
@@ -181,6 +207,8 @@ def _run(suite: str, folder: Path) -> Path:
         # A tree that may have been changed is recorded as one that was.
         changed = tree.dirty or os.environ.get("OVERLAP_ACCEPT_DIRTY") == "1"
         command += ["--commit", commit + ("+dirty" if changed else "")]
+        if repo is not None:
+            command += ["--repo", str(repo)]
     log = folder / LOG
     # A file and no pipe: asv would wait for a child of ours that outlives us and still holds its pipe. The
     # working directory is asv's empty one: from the root of the tree, `-m harness` would be the tree's and
@@ -211,7 +239,20 @@ def _run(suite: str, folder: Path) -> Path:
     return records[0]
 
 
-def end_group(process: subprocess.Popen, grace_s: float = 10.0) -> None:
+def _tree() -> "tuple[Checkout, Path | None]":
+    """The state of the tree that is measured, and its repository where that is not this program's own.
+
+    git has no answer where asv has installed the commit into an environment: then asv's word stands.
+    """
+    from harness import source
+
+    own, repo = source.checkout(), os.environ.get("OVERLAP_ASV_REPO")
+    if own.commit == "none" or not repo or Path(repo).resolve() == source.package_root():
+        return own, None
+    return source.checkout(Path(repo)), Path(repo)
+
+
+def end_group(process: "subprocess.Popen[bytes]", grace_s: float = 10.0) -> None:
     """End a process and every child in its group, politely first: it may have launches of its own to end."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
@@ -242,9 +283,10 @@ def setup(cache: Cache, case: str) -> None:
         raise OverlapError(f"{case}: {row['status']}: {row['reason']}")
 
 
-def read(cache: Cache, case: str) -> dict:
-    with open(cache[case], encoding="utf-8") as file:
-        return json.load(file)
+def read(cache: Cache, case: str) -> dict[str, Any]:
+    """The row of one case, as asv_store.rows made it."""
+    row: dict[str, Any] = json.loads(Path(cache[case]).read_text(encoding="utf-8"))
+    return row
 
 
 def tracked(cls: type) -> type:
@@ -254,12 +296,37 @@ def tracked(cls: type) -> type:
     return cls
 
 
-def _reader(metric: str, unit: str) -> Callable[..., dict | float]:
-    def track(self, cache: Cache, case: str) -> dict | float:
+def _reader(metric: str, unit: str) -> Callable[..., Any]:
+    def track(self: object, cache: Cache, case: str) -> dict[str, Any] | float:
         samples = read(cache, case)["samples"].get(metric)
         # asv makes its median and interval from samples of any benchmark, and shows not-a-number as n/a.
         return {"samples": samples, "number": 1} if samples else float("nan")
 
-    track.unit = unit
+    track.unit = unit  # type: ignore[attr-defined]
     track.__name__ = f"track_{metric}"
     return track
+
+
+# -- the families ------------------------------------------------------------------------------------------
+
+
+@tracked
+class H2D:
+    """Host-to-device copies beside the GEMMs that read them; `tracked` adds the readers."""
+
+    param_names = ("case",)
+    version = VERSION
+
+    # asv asks an instance: importing this module looks for no device.
+    @property
+    def params(self) -> list[str]:
+        return cases("h2d")
+
+    # asv shares one run between classes that inherit `setup_cache`, so every family's class has its own.
+    def setup_cache(self) -> Cache:
+        return measure("h2d")
+
+    setup_cache.timeout = SETUP_TIMEOUT  # type: ignore[attr-defined]
+
+    def setup(self, cache: Cache, case: str) -> None:
+        setup(cache, case)

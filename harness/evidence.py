@@ -1,0 +1,228 @@
+"""What the launches of two commits say about a number, before any verdict: the shift, and how sure it is.
+
+Everything is on a log scale: noise is a share of a time, and a ratio of times is a difference of logs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from harness.spreads import Spread, learn
+from harness.statistics import Array, lag1
+
+Design = Literal["interleaved", "nights"]
+
+BUDGET = 0.02
+# A mean over launches has lost the tails that a launch may have; the one difference of two nights has not.
+NIGHT_TAILS = 5.0
+# A gap of so many residual standard deviations parts launches into two groups.
+PARTED = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """How unchanged code varied, as relative standard deviations: a launch within its night, and a night.
+
+    freedom: degrees of freedom of `night`.
+    """
+
+    launch: float
+    night: float
+    freedom: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One quantity of one case, measured twice: a positive number per launch, in any unit.
+
+    base_errors, head_errors: the relative standard error of each launch by its own rounds (see `launch_error`), or
+    empty. budget: the relative loss that may not pass; an effect below half of it is never called.
+    """
+
+    case: str
+    quantity: str
+    base: Sequence[float]
+    head: Sequence[float]
+    base_errors: Sequence[float] = ()
+    head_errors: Sequence[float] = ()
+    history: History | None = None
+    budget: float = BUDGET
+
+    def __post_init__(self) -> None:
+        sides = ("base", self.base, self.base_errors), ("head", self.head, self.head_errors)
+        for side, launches, errors in sides:
+            name = f"{self.case} {self.quantity}: {side}"
+            if not len(launches) or not all(0 < number < math.inf for number in launches):
+                raise ValueError(f"{name}: got {list(launches)}, want a positive number per launch")
+            if len(errors) not in (0, len(launches)) or not all(0 <= error < math.inf for error in errors):
+                raise ValueError(f"{name}: got the errors {list(errors)}, want one per launch or none")
+        if not 0 < self.budget < math.inf:
+            raise ValueError(f"{self.case} {self.quantity}: budget: got {self.budget}, want a share above 0")
+
+
+def launch_error(rounds: ArrayLike) -> float:
+    """The relative standard error of a launch's median by its own rounds, 1-D in the order they were taken.
+
+    Half the distance between the order statistics one standard deviation of rank from the middle, which assumes no
+    shape: rounds that alternate between two times in equal parts are as uncertain as the times are apart. Neighbours
+    that resemble each other (lag-1 autocorrelation r) count as (1 - r)/(1 + r) of their number.
+    """
+    x = np.asarray(rounds, dtype=np.float64)
+    r = min(max(lag1(x), 0.0), 0.9)
+    middle, reach = (len(x) - 1) / 2, math.sqrt(len(x) * (1 + r) / (1 - r)) / 2
+    ends = np.interp([middle - reach, middle + reach], np.arange(len(x)), np.sort(x))
+    return float((ends[1] - ends[0]) / 2 / np.median(x))
+
+
+def history(nights: Sequence[ArrayLike]) -> History:
+    """From the launches of three or more nights in a row, in order, between two changes of the code.
+
+    A night differs from the next, and not from the mean of all, so that a slow drift is no noise; differences of
+    neighbours are worth two thirds of the nights (von Neumann 1941). Raises ValueError for fewer.
+    """
+    logs = [np.log(np.asarray(night, dtype=np.float64)) for night in nights]
+    if len(logs) < 3:
+        raise ValueError(f"history: got {len(logs)} nights, want three or more")
+    freedom = sum(len(night) - 1 for night in logs)
+    launch = sum(float(((night - night.mean()) ** 2).sum()) for night in logs) / max(1, freedom)
+    means = np.array([night.mean() for night in logs])
+    between = float((np.diff(means) ** 2).mean()) / 2
+    inside = launch * float(np.mean([1 / len(night) for night in logs]))
+    return History(
+        launch=math.sqrt(launch), night=math.sqrt(max(0.0, between - inside)), freedom=2 / 3 * (len(logs) - 1)
+    )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The tests of a comparison as arrays, (tests,) each.
+
+    shift: log of head over base. unit: the standard deviation of a shift in those of a launch. variance: of a launch,
+    estimated with `freedom`. floor: a standard deviation it cannot have less than. scale: what history expects of it,
+    NaN without. owner: the case, as a number. launches: of both sides. minimum: the least shift that is called.
+    gap: see `_gap`.
+    """
+
+    design: Design
+    shift: Array
+    unit: Array
+    variance: Array
+    freedom: Array
+    floor: Array
+    scale: Array
+    owner: NDArray[np.intp]
+    launches: NDArray[np.intp]
+    minimum: Array
+    gap: Array
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair], design: Design) -> Evidence:
+        """Raises ValueError for nights of which a pair has no history."""
+        cases = {case: at for at, case in enumerate(dict.fromkeys(pair.case for pair in pairs))}
+        rows = [_interleaved(pair) if design == "interleaved" else _nights(pair) for pair in pairs]
+        shift, unit, variance, freedom, floor, scale, gap = np.array(rows, dtype=np.float64).T
+        return cls(
+            design=design,
+            shift=shift,
+            unit=unit,
+            variance=variance,
+            freedom=freedom,
+            floor=floor,
+            scale=scale,
+            gap=gap,
+            owner=np.array([cases[pair.case] for pair in pairs]),
+            launches=np.array([len(pair.base) + len(pair.head) for pair in pairs]),
+            minimum=np.log1p([pair.budget / 2 for pair in pairs]),
+        )
+
+    @cached_property
+    def spread(self) -> Spread:
+        """Of a launch in every test. Tests with a history are compared with each other as shares of what it expects."""
+        known = np.isfinite(self.scale)
+        scale = np.where(known, self.scale, 1.0)
+        scale[known] /= np.exp(np.log(scale[known]).mean()) if known.any() else 1.0
+        parts = [np.flatnonzero(part) for part in (known, ~known) if part.any()]
+        found = [
+            learn(
+                self.variance[part] / scale[part] ** 2,
+                self.freedom[part],
+                self.floor[part] / scale[part],
+                np.unique(self.owner[part], return_inverse=True)[1],
+            )
+            for part in parts
+        ]
+        order = np.argsort(np.concatenate(parts))
+        sigma = np.concatenate([each.sigma for each in found])[order]
+        weight = np.concatenate([each.weight for each in found])[order]
+        return Spread(sigma * scale[:, None], weight, NIGHT_TAILS if self.design == "nights" else math.inf)
+
+    def least(self, launches: NDArray[np.intp], level: float) -> Array:
+        """The least shift that may be called, whatever its spread: the minimum, or what alternation could do.
+
+        Launches that are each at one of two times put all of base at the lower and all of head at the upper one with
+        chance 2^-launches, and show no spread then. Such cases are known by the others: where more of them alternate
+        than `level` allows for, no shift within twice the gap of the next is called.
+        """
+        least = self.minimum.copy()
+        if self.gap.any():
+            for owner in np.unique(self.owner):
+                gaps = np.sort(self.gap[self.owner != owner])[::-1]
+                mine = np.flatnonzero(self.owner == owner)
+                allowed = np.minimum(level * 2.0 ** launches[mine], len(gaps)).astype(np.intp)
+                least[mine] = np.maximum(least[mine], 2 * np.append(gaps, 0.0)[allowed])
+        return least
+
+
+def _interleaved(pair: Pair) -> tuple[float, ...]:
+    base, head, shift, unit, within = _sides(pair)
+    freedom = len(base) + len(head) - 2
+    variance = _squares(base, head) / max(1, freedom)
+    scale = math.nan if pair.history is None else pair.history.launch
+    return shift, unit, variance, freedom, within / unit, scale, _gap(base, head)
+
+
+def _nights(pair: Pair) -> tuple[float, ...]:
+    """As one launch a side, of the variance of a night's mean. A noisier night than history's counts as it is."""
+    base, head, shift, unit, within = _sides(pair)
+    if pair.history is None:
+        raise ValueError(f"{pair.case} {pair.quantity}: no history, which nights are compared by")
+    past, freedom = pair.history, len(base) + len(head) - 2
+    tonight = _squares(base, head) / max(1, freedom)
+    variance = 2 * past.night**2 + max(past.launch**2, tonight) * unit**2
+    return shift, 1.0, variance, past.freedom, within, math.nan, 0.0
+
+
+def _sides(pair: Pair) -> tuple[Array, Array, float, float, float]:
+    """Logs of both sides; the shift; its standard deviation in those of a launch; its error by the rounds alone."""
+    base, head = np.log(np.asarray(pair.base, float)), np.log(np.asarray(pair.head, float))
+    errors = (error / len(side) for side in (pair.base_errors, pair.head_errors) for error in side)
+    unit = math.sqrt(1 / len(base) + 1 / len(head))
+    return base, head, float(head.mean() - base.mean()), unit, math.hypot(*errors)
+
+
+def _squares(base: Array, head: Array) -> float:
+    return float(((base - base.mean()) ** 2).sum() + ((head - head.mean()) ** 2).sum())
+
+
+def _gap(base: Array, head: Array) -> float:
+    """How far apart two groups of launches lie that one side has both of; 0 where there are no two such groups."""
+    x = np.concatenate([base, head])
+    order = np.argsort(x)
+    steps = np.diff(x[order])
+    if len(x) < 5:
+        return 0.0
+    cut = int(np.argmax(steps[1:-1])) + 2
+    low, high = x[order[:cut]], x[order[cut:]]
+    rest = math.sqrt(_squares(low, high) / (len(x) - 2))
+    if steps[cut - 1] <= PARTED * rest:
+        return 0.0
+    upper = np.isin(np.arange(len(x)), order[cut:])
+    mixed = any(0 < side.sum() < len(side) for side in (upper[: len(base)], upper[len(base) :]))
+    return float(high.mean() - low.mean()) if mixed else 0.0
