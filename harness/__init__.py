@@ -16,13 +16,13 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     child, supervise, runs                      the parent: starts launches, keeps the record; no torch
     calibration                                 the sizes of a new profile
     store, points, steps, history               a case over the commits of a store
-    budgets, sides, comparison                  base against head, case by case
-    trees, duel                                 base and head measured in turns, each by its own code
+    budgets, sides, comparison, gate            base against head, case by case, and whether that is fine
+    noise, trees, duel, trial                   how nights differ; base and head measured in turns by their own code
     labels, views, findings                     a record in words
     claims, myths, experiments                  what people believe of copies, put to the test; a child does it
     progress                                    a run in words, while it lasts
     tables, figures, report, summary            sinks: they render records and measure nothing
-    timeline, history_figure                    a history in words and drawn
+    timeline, history_figure, contest           a history in words and drawn; a comparison in words
     asv_store, doctor, checkup                  a record for asv; the machine in words, read and measured
     pytest_feed                                 a record for pytest-benchmark
     asv_suite, asv_plugin                       asv loads them, nothing here does

@@ -294,7 +294,7 @@ def _result_file(config: Path, made: record.Record, commit: str) -> Path | None:
 
 
 def _results_dir(config: Path) -> Path:
-    return config.resolve().parent / str(_settings(config).get("results_dir", "results"))
+    return (config.resolve().parent / str(_settings(config).get("results_dir", "results"))).resolve()
 
 
 def _settings(config: Path) -> dict[str, Any]:

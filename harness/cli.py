@@ -24,6 +24,7 @@ from harness.errors import OverlapError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.comparison import Comparison
     from harness.doctor import Finding
     from harness.record import Record
     from harness.runs import Options
@@ -77,6 +78,23 @@ def _options(*names: str) -> Callable[[F], F]:
         return command
 
     return decorate
+
+
+def _comparison_options(command: F) -> F:
+    """What compare and gate have in common."""
+    for option in (
+        click.option(
+            "--budgets", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+            help="How much slower counts as a regression, by family. Default: harness/budgets.toml.",
+        ),
+        click.option(
+            "--across", multiple=True, metavar="KEY",
+            help="Compare although this hard key differs, such as driver; repeatable.",
+        ),
+        click.option("--machine", metavar="NAME", help="Only records of this machine."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -359,6 +377,10 @@ def ingest(
     help="The repository that the commits are of. Default: the one this folder is in.",
 )  # fmt: skip
 @click.option(
+    "--by", type=click.Choice(["commit", "torch"]), default="commit", show_default=True,
+    help="torch: over the commits that PyTorch was built from; --repo is then a clone of PyTorch.",
+)  # fmt: skip
+@click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -408,6 +430,107 @@ def history(
         click.echo(f"figure: {output}", err=as_json)
     shown = any(point.value is not None for series in found.series for point in series.points)
     context.exit(0 if shown else NOTHING_MEASURED)
+
+
+@cli.command()
+@click.argument("base")
+@click.argument("head")
+@_options("results", "json")
+@_comparison_options
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
+@click.option("--exit-code", "with_code", is_flag=True, help="Exit as `overlap gate` does.")
+@click.pass_context
+def compare(
+    context: click.Context,
+    /,
+    base: str,
+    head: str,
+    results: Path,
+    machine: str | None,
+    across: tuple[str, ...],
+    budgets: Path | None,
+    as_json: bool,
+    markdown: bool,
+    with_code: bool,
+) -> NoReturn:
+    """Compare HEAD with BASE, case by case: what changed, by how much, in which leg, and what could not be seen.
+
+    BASE, HEAD: a record, a folder of records, or a commit of which the store has some."""
+    from harness import budgets as budget_files
+    from harness import comparison, gate, noise, sides
+
+    known = budget_files.load(budgets)
+    one, other = (sides.load(asked, results, machine) for asked in (base, head))
+    histories = {} if sides.interleaved(one, other) else noise.histories(results, one, other)
+    made = comparison.compare(one, other, known, across=across, histories=histories)
+    _print_comparison(made, as_json=as_json, markdown=markdown)
+    context.exit(gate.exit_code(made) if with_code else 0)
+
+
+@cli.command("gate")
+@click.argument("base", required=False)
+@click.argument("head", required=False)
+@_options("suite", "tier", "case", "device", "profile", "results", "json")
+@_comparison_options
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
+@click.option(
+    "--against", metavar="REV|DIR",
+    help="Measure this tree against that revision, or the code in that folder, in turns on this machine.",
+)  # fmt: skip
+@click.option(
+    "--launches",
+    type=click.IntRange(min=3),
+    default=3,
+    show_default=True,
+    help="Fresh processes of each side.",
+)
+@click.option(
+    "--confirm", is_flag=True, help="Measure what trips again, in as many fresh launches: it must trip again."
+)
+@click.option(
+    "--commit", metavar="SHA[+dirty]", help="The commit of this tree, where there is no git history to ask."
+)
+@click.pass_context
+def gate_command(
+    context: click.Context,
+    /,
+    base: str | None,
+    head: str | None,
+    against: str | None,
+    confirm: bool,
+    as_json: bool,
+    markdown: bool,
+    **chosen: Any,
+) -> NoReturn:
+    """Exit 1 where a budgeted case of HEAD is slower than BASE, 3 where one was not seen, 0 where all are fine.
+
+    BASE, HEAD: as for `overlap compare`. With --against both sides are measured now, and none is given."""
+    from harness import gate, trial
+
+    asked = trial.Asked(base=base, head=head, against=against, confirm=confirm, **chosen)
+    with _terminated_like_interrupted():
+        made = trial.run(asked, watch=lambda text: click.echo(text, err=True))
+    _print_comparison(made, as_json=as_json, markdown=markdown)
+    context.exit(gate.exit_code(made))
+
+
+def _print_comparison(made: "Comparison", *, as_json: bool, markdown: bool) -> None:
+    from harness import contest, gate
+
+    if as_json:
+        import msgspec
+
+        told = msgspec.to_builtins(made)
+        _print_json({**told, "exit_code": gate.exit_code(made), "why": gate.why(made)})
+        return
+    if markdown:
+        _say(contest.markdown(made))
+        return
+    console = _console()
+    if made.cases:
+        console.print(contest.table(made))
+    for line in contest.lines(made):
+        console.print(line, soft_wrap=not console.is_terminal)
 
 
 def main() -> NoReturn:

@@ -21,7 +21,7 @@ from harness.trees import Tree
 END_S = 30.0
 
 SIDES = ("base", "head")
-Watch = Callable[[str], None]
+Watch = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,8 +84,9 @@ def launch_error(rounds: ArrayLike) -> float:
 def history(nights: Sequence[ArrayLike]) -> History:
     """From the launches of three or more nights in a row, in order, between two changes of the code.
 
-    A night differs from the next, and not from the mean of all, so that a slow drift is no noise; differences of
-    neighbours are worth two thirds of the nights (von Neumann 1941). Raises ValueError for fewer.
+    A night is compared with the next, and not with the mean of all, so that a slow drift is no noise. The variance of
+    n nights that vary as t(5) does, taken that way, is worth (n - 1)/3 degrees of freedom. Raises ValueError for
+    fewer than three nights.
     """
     logs = [np.log(np.asarray(night, dtype=np.float64)) for night in nights]
     if len(logs) < 3:
@@ -96,7 +97,7 @@ def history(nights: Sequence[ArrayLike]) -> History:
     between = float((np.diff(means) ** 2).mean()) / 2
     inside = launch * float(np.mean([1 / len(night) for night in logs]))
     return History(
-        launch=math.sqrt(launch), night=math.sqrt(max(0.0, between - inside)), freedom=2 / 3 * (len(logs) - 1)
+        launch=math.sqrt(launch), night=math.sqrt(max(0.0, between - inside)), freedom=(len(logs) - 1) / 3
     )
 
 

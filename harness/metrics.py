@@ -125,7 +125,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             name="host_ms", unit="ms", label="host",
-            description="time the host needs to enqueue both legs alone: its own pace, whatever waits while they overlap",
+            description="time the host needs to enqueue both legs, each alone: its own pace",
             arms=("host.transfer", "host.compute"), of=lambda t, n: t["host.transfer"] + t["host.compute"],
         ),
     )

@@ -1,6 +1,8 @@
 """The two sides of a comparison: which records they are, and what each launch of a case says."""
 
+import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}", re.IGNORECASE)
 
 # What is compared of a case: the headline, its legs, and how far the schedule is from its model.
 QUANTITIES = ("overlapped_ms", "transfer_ms", "compute_ms", "host_ms", "model_ratio")
+
 
 @dataclass(frozen=True)
 class Side:
@@ -67,7 +70,9 @@ def load(asked: str, results: Path, machine: str | None) -> Side:
     if path.exists() or asked.endswith(".json"):
         return _side(asked, [records.read(path)], machine)
     if _COMMIT.fullmatch(asked) is None:
-        raise UsageError(f"side: got {asked!r}, want a record, a folder of records, or a commit of 7 to 40 hex digits")
+        raise UsageError(
+            f"side: got {asked!r}, want a record, a folder of records, or a commit of 7 to 40 hex digits"
+        )
     files = store.paths(results, machine)
     # A record's file is named by the beginning of its commit: no other need be read.
     named = [file for file in files if _commit_of(file).startswith(asked[:8].lower())]
@@ -77,6 +82,11 @@ def load(asked: str, results: Path, machine: str | None) -> Side:
         listed = f"; it has {', '.join(known[-10:])}" if known else ", which holds no record"
         raise UsageError(f"side: commit {asked} is not in the store {results}{listed}")
     return _side(asked, found, machine)
+
+
+def of_files(name: str, paths: Iterable[Path]) -> Side:
+    """The side of these records."""
+    return _side(name, [records.read(path) for path in paths], None)
 
 
 def _commit_of(file: Path) -> str:
@@ -102,7 +112,7 @@ def interleaved(base: Side, head: Side) -> bool:
     if not base.began() or not head.began():
         return False
     order = [of_head for _, of_head in sorted(times)]
-    changes = sum(a != b for a, b in zip(order, order[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(order))
     return changes >= min(len(base.began()), len(head.began()))
 
 

@@ -161,7 +161,8 @@ def distance(older: str, newer: str, start: Path) -> int | None:
 def _git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
     # A hook's GIT_DIR would send the question to another repository, and fsmonitor would start a daemon.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    # A clone without all objects would ask its remote for a commit it lacks.
+    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
     try:
         answer = subprocess.run(

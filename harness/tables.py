@@ -123,14 +123,15 @@ def case_table(record: Record) -> RenderableType:
     )
     return FittedTable(
         title=count(len(cases), "case") + (f", all {names.common}" if names.common else ""),
-        labels=[_label(names.fields[case.key], widths, names.rest[case.key]) for case in cases],
+        labels=[label(names.fields[case.key], widths, names.rest[case.key]) for case in cases],
         label_width=sum(widths) + max(0, len(widths) - 1),
         columns=columns,
         notes=[f"[{at}] {text} ({count(times, 'case')})" for text, (at, times) in notes.items()],
     )
 
 
-def _label(fields: Sequence[str], widths: Sequence[int], rest: str) -> str:
+def label(fields: Sequence[str], widths: Sequence[int], rest: str) -> str:
+    """The short name of a case, its words in columns of these widths."""
     padded = [field.ljust(width) for field, width in zip(fields, widths, strict=False)]
     return " ".join([*padded, rest]).rstrip()
 

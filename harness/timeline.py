@@ -83,7 +83,8 @@ class SeriesTable:
                 str(len(series.breaks)),
                 Text("; ".join(_step_words(series, step) for step in series.steps)),
             )
-        yield Text(f"{self.history.metric.label}, {self.history.metric.unit}: {len(self.history.series)} series", "bold")
+        metric = self.history.metric
+        yield Text(f"{metric.label}, {metric.unit}: {len(self.history.series)} series", "bold")
         yield drawn
 
 

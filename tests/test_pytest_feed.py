@@ -261,6 +261,29 @@ def test_a_run_on_something_else_is_refused_and_is_no_regression(run: Pytest) ->
         assert "Traceback" not in ran.stdout + ran.stderr
 
 
+def test_what_only_the_measurement_tells_is_compared_after_it(run: Pytest) -> None:
+    """As cuBLAS and NCCL, whose versions a worker knows."""
+    blind = """
+from harness import pytest_feed
+whole = pytest_feed.Feed.identity
+def identity(self):
+    found = whole(self)
+    if not self.taken:
+        found["hard"]["software.driver"] = "unknown"
+    return found
+pytest_feed.Feed.identity = identity
+"""
+    (run.folder / "hooks" / "blind.py").write_text(blind)
+    assert run.on(kept(GOOD, UNSETTLED), SAVE).returncode == 0
+    ran = run.on(kept(GOOD, UNSETTLED), "-p", "blind", "--benchmark-compare", FAIL)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "machine_info is different" not in ran.stdout + ran.stderr
+    ran = run.on(other({"driver": "590.2"}), "-p", "blind", "--benchmark-compare", FAIL)
+    assert ran.returncode == 4, ran.stdout + ran.stderr
+    assert "driver: 580.1 vs 590.2" in ran.stdout + ran.stderr
+    assert "regress" not in ran.stdout + ran.stderr
+
+
 def test_a_run_that_does_not_tell_its_machine_is_no_baseline(run: Pytest) -> None:
     assert run.on(kept(GOOD), SAVE).returncode == 0
     (saved,) = (run.folder / "saved").rglob("*.json")

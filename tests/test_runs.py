@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import factories
 import pytest
+import repositories
 from fake_nvml import A, B, FakeGpu, install
 
 from harness import METHOD_VERSION, devices, host, profiles, record, runs, source
 from harness.devices import Device
 from harness.errors import RecordError, UsageError
 from harness.record import Record
-from harness.runs import Options, free_memory, prepare, profile_of, resume
+from harness.runs import Options, free_memory, planned, prepare, profile_of, resume
 
 CPU = profiles.load_profile("cpu")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -68,6 +69,21 @@ def test_without_patterns_it_is_the_suite(tmp_path):
     nightly, _, _ = prepare(options(tmp_path, tier="nightly"))
     assert 1 < len(quick.cases) < len(nightly.cases)
     assert set(quick.cases) <= set(nightly.cases)
+
+
+def test_the_commit_can_be_that_of_another_repository(tmp_path):
+    *_, head = repositories.make(tmp_path / "theirs", [{"model.py": "1"}, {"model.py": "2"}])
+    theirs = {"commit": None, "repo": tmp_path / "theirs"}
+    _, kept = planned(options(tmp_path, **theirs))
+    assert (kept.run.commit, kept.run.dirty) == (head, False)
+    (tmp_path / "theirs" / "model.py").write_text("3")
+    assert planned(options(tmp_path, **theirs))[1].run.dirty is True
+
+
+def test_who_only_plans_writes_nothing(tmp_path):
+    plan, kept = planned(options(tmp_path))
+    assert [case.key for case in plan.cases] == kept.run.planned
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,337 @@
+"""Base against head, case by case: what changed, by how much, in which leg, and what could not be seen.
+
+`compare` computes; harness/gate.py turns it into an exit code, harness/contest.py into text.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from harness import comparable, contrast, sides
+from harness.budgets import Budget, Budgets
+from harness.contrast import Contrast
+from harness.errors import UsageError
+from harness.evidence import History, Pair
+from harness.metrics import METRICS
+from harness.record import CaseResult
+from harness.sides import Side, Times
+
+# Fewer launches of a side say nothing of how much launches vary.
+MIN_LAUNCHES = 3
+
+HEADLINE = "overlapped_ms"
+LEGS = {"transfer_ms": "copy", "compute_ms": "compute", "host_ms": "host"}
+
+# A ceiling that moved by more than this, and beyond all its launches, is another state of the machine.
+CEILING_MOVED = 0.02
+
+
+class Effect(msgspec.Struct, kw_only=True):
+    """One quantity of a case, base against head, as harness/contrast.py has it."""
+
+    quantity: str
+    unit: str
+    base: float
+    head: float
+    change: float
+    low: float
+    high: float
+    visible: float
+    verdict: str
+    p: float
+    tripped: bool = False
+
+
+class CaseComparison(msgspec.Struct, kw_only=True):
+    """verdict: same, faster, slower, inconclusive; missing (base has it, head has not), invalid (measured on one side
+    at most), skipped (has no meaning on either), new (only head has it). legs: where a slower case lost its time.
+    launches: of base and of head. gated: whether it has a budget."""
+
+    key: str
+    family: str
+    params: dict[str, str | int | float]
+    verdict: str
+    reason: str = ""
+    legs: list[str] = []
+    effects: dict[str, Effect] = {}
+    launches: tuple[int, int] = (0, 0)
+    budget: float = 0.0
+    gated: bool = True
+
+
+class SideFacts(msgspec.Struct, kw_only=True):
+    name: str
+    commit: str
+    machine: str
+    records: list[str]
+    launches: int
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """design: `interleaved` or `nights`. breaks: hard keys that differ, so that nothing is compared. crossed: those
+    that `--across` allowed. warnings: one line each. stages: 2 where what tripped was measured again."""
+
+    base: SideFacts
+    head: SideFacts
+    design: str
+    breaks: list[str]
+    crossed: list[str]
+    warnings: list[str]
+    cases: list[CaseComparison]
+    stages: int = 1
+
+
+def compare(
+    base: Side,
+    head: Side,
+    budgets: Budgets,
+    *,
+    across: Iterable[str] = (),
+    histories: Mapping[tuple[str, str], History] | None = None,
+    confirm: bool = False,
+    fresh: tuple[Side, Side] | None = None,
+) -> Comparison:
+    """Everything that can be said of head against base.
+
+    Args:
+        across: names of hard keys, such as `driver`, that may differ; UsageError for one that is none.
+        histories: by (case, quantity), for sides that were not measured in turns; without one such a case stays
+            inconclusive.
+        confirm: in two stages. Without `fresh` this is the first: `tripped` names the cases to measure again, and
+            what tripped is inconclusive.
+        fresh: those cases of both sides measured again, in turns.
+    """
+    if set(map(id, base.records)) & set(map(id, head.records)) or base.records == head.records:
+        raise UsageError(f"compare: base {base.name} and head {head.name} are the same records")
+    interleaved = sides.interleaved(base, head)
+    breaks, crossed, warnings = _differences(base, head, _hard_names(across))
+    made = Comparison(
+        base=_facts(base),
+        head=_facts(head),
+        design="interleaved" if interleaved else "nights",
+        breaks=breaks,
+        crossed=crossed,
+        warnings=[*warnings, *_moved_ceilings(base, head)],
+        cases=[],
+        stages=2 if confirm else 1,
+    )
+    if breaks:
+        return made
+    pairs: list[Pair] = []
+    for key in _keys(base, head):
+        case, found = _case(base, head, key, budgets)
+        made.cases.append(case)
+        if not interleaved:
+            found = _with_history(case, found, histories or {})
+        pairs += found
+    if not confirm:
+        judged = contrast.compare(pairs, design="interleaved" if interleaved else "nights")
+    else:
+        judged = contrast.confirm(pairs, _fresh_pairs(pairs, *fresh, budgets) if fresh else [])
+    _judge(made.cases, pairs, judged)
+    return made
+
+
+def tripped(made: Comparison) -> list[str]:
+    """Keys of the cases to measure again in a second stage."""
+    return [case.key for case in made.cases if any(effect.tripped for effect in case.effects.values())]
+
+
+def _facts(side: Side) -> SideFacts:
+    return SideFacts(
+        name=side.name,
+        commit=side.commit,
+        machine=side.records[0].machine.name,
+        records=[made.run.time for made in side.records],
+        launches=side.launches,
+    )
+
+
+def _hard_names(across: Iterable[str]) -> set[str]:
+    known = {key.rpartition(".")[2] for key in (*comparable.HARD_KEYS, *comparable.CPU_HARD_KEYS)}
+    names = set(across)
+    for name in sorted(names - known):
+        raise UsageError(f"across: got {name!r}, want one of {', '.join(sorted(known))}")
+    return names
+
+
+def _differences(base: Side, head: Side, across: set[str]) -> tuple[list[str], list[str], list[str]]:
+    """Hard keys that differ and forbid the comparison, those allowed by `across`, and what is worth a warning."""
+    first = base.records[0]
+    breaks: dict[str, None] = {}
+    crossed: dict[str, None] = {}
+    warnings: dict[str, None] = {}
+    for made in (*base.records[1:], *head.records):
+        hard, soft = comparable.comparable(first, made)
+        within = made in base.records
+        for difference in hard:
+            # Records of one side that differ are no launches of one thing, whatever may be crossed.
+            allowed = difference.key.rpartition(".")[2] in across and not within
+            (crossed if allowed else breaks)[f"{'within base: ' if within else ''}{difference}"] = None
+        warnings |= dict.fromkeys(map(str, soft))
+    for side, words in ((base, "base"), (head, "head")):
+        if any(made.run.dirty for made in side.records):
+            warnings[f"{words} was measured with uncommitted changes"] = None
+        if not all(made.run.finished for made in side.records):
+            warnings[f"{words} holds a run that did not finish"] = None
+    uuids = {str(made.machine.gpu.get("uuid")) for side in (base, head) for made in side.records}
+    if len(uuids) > 1:
+        warnings[f"{len(uuids)} GPUs of one model were used: they differ by more than launches of one"] = None
+    return list(breaks), list(crossed), list(warnings)
+
+
+def _moved_ceilings(base: Side, head: Side) -> list[str]:
+    """What the device reaches alone, where it moved beyond what its launches differ by: the machine, not the code."""
+    rates: list[dict[str, list[float]]] = []
+    for side in (base, head):
+        found: dict[str, list[float]] = {}
+        for made in side.records:
+            for ceiling in made.ceilings:
+                if ceiling.value is not None:
+                    found.setdefault(ceiling.name, []).append(ceiling.value)
+        rates.append(found)
+    said = []
+    for name in rates[0].keys() & rates[1].keys():
+        old, new = sorted(rates[0][name]), sorted(rates[1][name])
+        change = new[len(new) // 2] / old[len(old) // 2] - 1
+        if abs(change) > CEILING_MOVED and (old[-1] < new[0] or new[-1] < old[0]):
+            said.append(f"machine changed: {name} alone is {change:+.1%}, whatever the code")
+    return sorted(said)
+
+
+def _keys(base: Side, head: Side) -> list[str]:
+    """Of every case that either side planned or holds, in order."""
+    found: dict[str, None] = {}
+    for side in (base, head):
+        for made in side.records:
+            found |= dict.fromkeys([*made.run.planned, *(case.key for case in made.cases)])
+    return list(found)
+
+
+def _results(side: Side, key: str) -> list[CaseResult]:
+    return [case for made in side.records for case in made.cases if case.key == key]
+
+
+def _case(base: Side, head: Side, key: str, budgets: Budgets) -> tuple[CaseComparison, list[Pair]]:
+    """The case before any statistics, and what is to be compared of it: nothing where it was not measured enough."""
+    family = key.partition("[")[0]
+    budget = budgets.of(family)
+    found = {name: _results(side, key) for name, side in (("base", base), ("head", head))}
+    case = CaseComparison(
+        key=key,
+        family=family,
+        params=next((result.params for result in (*found["head"], *found["base"])), {}),
+        verdict="inconclusive",
+        budget=budget.time,
+        gated=budget.gates(key),
+    )
+    lost = {name: _not_measured(results) for name, results in found.items()}
+    if lost["base"] and lost["head"] and {r.status for r in (*found["base"], *found["head"])} == {"skipped"}:
+        case.verdict, case.reason = "skipped", lost["head"]
+    elif lost["head"]:
+        gone = not found["head"] or {result.status for result in found["head"]} == {"skipped"}
+        case.verdict, case.reason = "missing" if gone else "invalid", f"head: {lost['head']}"
+    elif lost["base"]:
+        gone = not found["base"] or {result.status for result in found["base"]} == {"skipped"}
+        case.verdict, case.reason = "new" if gone else "invalid", f"base: {lost['base']}"
+    else:
+        times = {name: sides.times_of(side, key) for name, side in (("base", base), ("head", head))}
+        case.launches = (len(times["base"]), len(times["head"]))
+        if min(case.launches) < MIN_LAUNCHES:
+            few = f"{case.launches[0]} against {case.launches[1]} launches"
+            case.reason = f"{few}, want {MIN_LAUNCHES} or more of each"
+        else:
+            return case, list(_pairs(key, times["base"], times["head"], budget))
+    return case, []
+
+
+def _not_measured(results: Sequence[CaseResult]) -> str:
+    """Why none of these has samples to compare; empty where one has."""
+    if any(result.measured for result in results):
+        return ""
+    if not results:
+        return "not measured"
+    worst = results[-1]
+    return f"{worst.status}: {worst.reason}" if worst.reason else worst.status
+
+
+def _pairs(key: str, base: Times, head: Times, budget: Budget) -> Iterable[Pair]:
+    for name in sides.QUANTITIES:
+        if name in base.values and name in head.values:
+            old, new = base.values[name], head.values[name]
+            if min(len(old), len(new)) >= MIN_LAUNCHES:
+                yield Pair(
+                    case=key,
+                    quantity=name,
+                    base=old.tolist(),
+                    head=new.tolist(),
+                    base_errors=(base.errors[name] / old).tolist(),
+                    head_errors=(head.errors[name] / new).tolist(),
+                    budget=budget.host if name == "host_ms" else budget.time,
+                )
+
+
+def _with_history(
+    case: CaseComparison, found: Sequence[Pair], histories: Mapping[tuple[str, str], History]
+) -> list[Pair]:
+    known = [pair for pair in found if (pair.case, pair.quantity) in histories]
+    if found and not known:
+        case.reason = (
+            "base and head were not measured in turns, and the store does not tell how nights differ"
+        )
+    return [dataclasses.replace(pair, history=histories[pair.case, pair.quantity]) for pair in known]
+
+
+def _fresh_pairs(pairs: Sequence[Pair], base: Side, head: Side, budgets: Budgets) -> list[Pair]:
+    """The same quantities of the cases that were measured again."""
+    keys = dict.fromkeys(pair.case for pair in pairs)
+    found: list[Pair] = []
+    for key in keys:
+        found += _pairs(
+            key, sides.times_of(base, key), sides.times_of(head, key), budgets.of(key.partition("[")[0])
+        )
+    return found
+
+
+def _judge(cases: Sequence[CaseComparison], pairs: Sequence[Pair], found: Iterable[Contrast]) -> None:
+    """Fill in effects and verdicts, in place."""
+    by_key = {case.key: case for case in cases}
+    for pair, told in zip(pairs, found, strict=True):
+        by_key[pair.case].effects[pair.quantity] = Effect(
+            quantity=pair.quantity,
+            unit=METRICS[pair.quantity].unit,
+            base=told.base,
+            head=told.head,
+            change=told.effect,
+            low=told.low,
+            high=told.high,
+            visible=told.visible,
+            verdict=told.verdict,
+            p=min(told.p_slower, told.p_faster),
+            tripped=told.tripped,
+        )
+    for case in cases:
+        if HEADLINE in case.effects:
+            verdicts = {name: effect.verdict for name, effect in case.effects.items()}
+            case.verdict = "slower" if "slower" in verdicts.values() else verdicts[HEADLINE]
+            if case.verdict == "slower":
+                case.legs = legs(case.effects)
+            elif case.verdict == "inconclusive":
+                seen = case.effects[HEADLINE].visible
+                case.reason = (
+                    f"only a loss of {seen:.1%} or more would have been seen, the budget is {case.budget:.1%}"
+                )
+
+
+def legs(effects: Mapping[str, Effect]) -> list[str]:
+    """Where a slower case lost its time: `copy`, `compute`, `host`, `overlap`; never empty.
+
+    A leg is named when it is slower alone. The overlap is named when the headline lost more than its legs explain:
+    when it is slower over its model (harness/theory.py, piece_model), which their own times are part of.
+    """
+    slower = {name for name, effect in effects.items() if effect.verdict == "slower"}
+    named = [leg for name, leg in LEGS.items() if name in slower]
+    if "model_ratio" in slower or (HEADLINE in slower and not named):
+        named.append("overlap")
+    return named

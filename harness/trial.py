@@ -1,0 +1,101 @@
+"""`overlap gate`: records that are there, or two trees measured now, in one stage or in two."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import budgets as budget_files
+from harness import comparison, duel, noise, sides, trees
+from harness.comparison import Comparison
+from harness.duel import Watch
+from harness.errors import UsageError
+from harness.sides import Side
+from harness.trees import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a user asked for; see `overlap gate --help`."""
+
+    base: str | None = None
+    head: str | None = None
+    against: str | None = None
+    confirm: bool = False
+    launches: int = 3
+    suites: tuple[str, ...] = ()
+    tier: str = "quick"
+    patterns: tuple[str, ...] = ()
+    device: str = "auto"
+    profile: str | None = None
+    machine: str | None = None
+    results: Path = Path("results")
+    commit: str | None = None
+    across: tuple[str, ...] = ()
+    budgets: Path | None = None
+
+    def arguments(self, cases: tuple[str, ...]) -> tuple[str, ...]:
+        """The options of `overlap run` for these cases (none: those of the suites and tier)."""
+        words = ["--device", self.device, "--tier", self.tier]
+        for name, values in (("suite", self.suites), ("case", cases or self.patterns)):
+            words += [word for value in values for word in (f"--{name}", value)]
+        for name, value in (("profile", self.profile), ("machine", self.machine)):
+            words += [f"--{name}", value] if value is not None else []
+        return tuple(words)
+
+
+def run(asked: Asked, watch: Watch = lambda text: None) -> Comparison:
+    """The comparison that was asked for; UsageError where it makes no sense, before anything is measured.
+
+    MeasurementError when a side cannot be measured. The records of whatever was measured stay in the store.
+    """
+    known = budget_files.load(asked.budgets)
+    with _trees(asked) as pair:
+        if asked.against is None:
+            assert asked.base is not None
+            assert asked.head is not None
+            base, head = (sides.load(name, asked.results, asked.machine) for name in (asked.base, asked.head))
+        else:
+            base, head = _measured(asked, pair, (), watch)
+        turns = sides.interleaved(base, head)
+        histories = {} if turns else noise.histories(asked.results, base, head)
+        made = comparison.compare(
+            base, head, known, across=asked.across, histories=histories, confirm=asked.confirm
+        )
+        again = comparison.tripped(made) if asked.confirm else []
+        if again:
+            watch(f"{len(again)} of {len(made.cases)} cases tripped and are measured again")
+            fresh = _measured(asked, pair, tuple(again), watch)
+            made = comparison.compare(
+                base, head, known, across=asked.across, histories=histories, confirm=True, fresh=fresh
+            )
+    return made
+
+
+@contextlib.contextmanager
+def _trees(asked: Asked) -> Iterator[tuple[Tree, Tree] | None]:
+    """Base's and head's code, where something may have to be measured."""
+    given = [name for name in (asked.base, asked.head) if name is not None]
+    if asked.against is not None:
+        if given:
+            raise UsageError(f"gate: got {given[0]} and --against; give BASE and HEAD, or --against alone")
+        with trees.tree(asked.against) as base:
+            yield base, trees.here()
+        return
+    if len(given) < 2:
+        raise UsageError("gate: want BASE and HEAD, or --against REV to measure both now")
+    if asked.confirm:
+        raise UsageError("gate: --confirm measures both sides again; it goes with --against")
+    yield None
+
+
+def _measured(
+    asked: Asked, pair: tuple[Tree, Tree] | None, cases: tuple[str, ...], watch: Watch
+) -> tuple[Side, Side]:
+    assert pair is not None
+    terms = duel.Terms(
+        arguments=asked.arguments(cases), results=asked.results, launches=asked.launches, commit=asked.commit
+    )
+    made = duel.measure(*pair, terms, watch)
+    base, head = (sides.of_files(tree.name, files) for tree, files in zip(pair, made, strict=True))
+    return base, head

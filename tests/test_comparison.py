@@ -1,0 +1,268 @@
+"""Base against head on synthetic launches: verdicts, legs, coverage, breaks; and what the gate makes of them."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+from factories import h2d_case, h2d_launch, record, skipped, unmeasured
+
+from harness import budgets, comparison, gate, metrics
+from harness.case import Case
+from harness.comparison import Comparison, compare, legs
+from harness.errors import UsageError
+from harness.record import Ceiling, Record
+from harness.sides import Side
+
+CASES = [h2d_case(chunks=n) for n in (1, 2, 4, 8, 16, 32)] + [h2d_case(chunks=8, size=64 << 20)]
+TIMES = {"c_ms": 4.87, "k_ms": 4.21, "overhead_ms": 0.003}
+
+Change = Callable[[Case], dict[str, object]]
+
+
+def one(
+    cases: Iterable[Case], at: int, seed: int, change: Change = lambda case: {}, noise: float = 0.001
+) -> Record:
+    """A record of one launch; every launch is as much slower or faster as launches of an H200 are."""
+    results = []
+    for case in cases:
+        rng = np.random.default_rng([seed, at, case.number("chunks"), case.number("size")])
+        options = {"scale": float(np.exp(noise * rng.standard_normal())), **TIMES, **change(case)}
+        launch = h2d_launch(case, seed=seed + at, noise=0.002, **options)  # type: ignore[arg-type]
+        results.append(metrics.derive(unmeasured(case, "ok", launches=[launch])))
+    made = record(*results, time=f"2026-11-30T08:00:{at:02}Z")
+    made.run.spent = {"0": {"began": float(at)}}
+    made.run.planned = [case.key for case in cases]
+    made.machine.gpu["uuid"] = "GPU-1"
+    return made
+
+
+BASE_TURNS, HEAD_TURNS = (0, 3, 4, 7, 8), (1, 2, 5, 6, 9)
+
+
+def side(name: str, launches: int = 3, cases: Iterable[Case] = CASES, **options: object) -> Side:
+    """Launches of base and head take turns."""
+    turns = BASE_TURNS if name == "base" else HEAD_TURNS
+    return Side(name, tuple(one(cases, at, 7, **options) for at in turns[:launches]))  # type: ignore[arg-type]
+
+
+def judged(head: Side, base: Side | None = None, **options: object) -> Comparison:
+    return compare(base or side("base"), head, budgets.load(), **options)  # type: ignore[arg-type]
+
+
+def verdicts(made: Comparison) -> dict[str, str]:
+    return {case.key: case.verdict for case in made.cases}
+
+
+def test_unchanged_code_is_the_same_and_fine() -> None:
+    made = judged(side("head"))
+    assert made.design == "interleaved"
+    assert set(verdicts(made).values()) == {"same"}
+    assert gate.exit_code(made) == 0
+    assert gate.why(made) == "7 budgeted cases same or faster"
+    effect = made.cases[0].effects["overlapped_ms"]
+    assert effect.low < 0 < effect.high or abs(effect.change) < 0.005
+    assert effect.visible < 0.02
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda case: {"c_ms": 1.05 * TIMES["c_ms"]}, ["copy"]),
+        (lambda case: {"k_ms": 1.05 * TIMES["k_ms"]}, ["compute"]),
+        (lambda case: {"hidden": 0.3}, ["overlap"]),
+        (lambda case: {"c_ms": 1.3 * TIMES["c_ms"], "hidden": 0.3}, ["copy", "overlap"]),
+    ],
+)
+def test_a_slower_case_is_called_with_its_leg(change: Change, expected: list[str]) -> None:
+    case = CASES[3]
+    changed = judged(side("head", change=lambda one: change(one) if one == case else {}))
+    found = verdicts(changed)
+    assert found.pop(case.key) == "slower"
+    assert set(found.values()) == {"same"}
+    (slower,) = (found for found in changed.cases if found.key == case.key)
+    assert slower.legs == expected
+    assert gate.exit_code(changed) == 1
+    assert gate.why(changed) == "1 of 7 budgeted cases slower"
+
+
+def test_a_slower_host_is_a_leg_of_its_own() -> None:
+XX    assert {tuple(case.legs) for case in changed.cases} == {("host",)}
+
+
+def test_a_faster_case_is_called_and_fine() -> None:
+    made = judged(
+        side("head", change=lambda case: {"c_ms": 0.9 * TIMES["c_ms"], "k_ms": 0.9 * TIMES["k_ms"]})
+    )
+    assert set(verdicts(made).values()) == {"faster"}
+    assert gate.exit_code(made) == 0
+
+
+def test_a_case_that_vanished_or_was_skipped_is_never_fine() -> None:
+    made = judged(side("head", cases=CASES[:-1]))
+    assert verdicts(made)[CASES[-1].key] == "missing"
+    assert gate.exit_code(made) == 3
+    assert "1 of 7 budgeted cases not seen" in gate.why(made)
+    head = side("head", cases=CASES[:-1])
+    for kept in head.records:
+        kept.cases.append(skipped(CASES[-1], "needs 100 GiB of device memory"))
+    made = judged(head)
+    (case,) = (found for found in made.cases if found.key == CASES[-1].key)
+    assert (case.verdict, case.reason) == ("missing", "head: skipped: needs 100 GiB of device memory")
+    assert gate.exit_code(made) == 3
+
+
+def test_what_is_invalid_is_never_fine() -> None:
+    head = side("head")
+    for kept in head.records:
+        for result in kept.cases:
+            result.status, result.reason = "invalid", "shared GPU: 1 other process"
+    made = judged(head)
+    assert set(verdicts(made).values()) == {"invalid"}
+    assert made.cases[0].reason == "head: invalid: shared GPU: 1 other process"
+    assert gate.exit_code(made) == 3
+    assert "no budgeted case could be compared" in gate.why(made)
+
+
+def test_what_was_skipped_on_both_sides_is_no_loss() -> None:
+    both = [side(name, cases=CASES[:-1]) for name in ("base", "head")]
+    for kept in (*both[0].records, *both[1].records):
+        kept.cases.append(skipped(CASES[-1]))
+    made = compare(*both, budgets.load())
+    assert verdicts(made)[CASES[-1].key] == "skipped"
+    assert gate.exit_code(made) == 0
+
+
+def test_a_case_that_only_head_has_is_new() -> None:
+    made = judged(side("head"), side("base", cases=CASES[:-1]))
+    assert verdicts(made)[CASES[-1].key] == "new"
+    assert gate.exit_code(made) == 0
+
+
+def test_too_few_launches_are_said_and_not_fine() -> None:
+    made = judged(side("head", launches=2))
+    assert {case.reason for case in made.cases} == {"3 against 2 launches, want 3 or more of each"}
+    assert gate.exit_code(made) == 3
+
+
+def test_an_empty_record_is_not_fine() -> None:
+    made = judged(Side("head", (record(),)))
+    assert set(verdicts(made).values()) == {"missing"}
+    assert gate.exit_code(made) == 3
+    nothing = compare(
+        Side("base", (record(),)), Side("head", (record(time="2026-11-30T09:00:00Z"),)), budgets.load()
+    )
+    assert nothing.cases == []
+    assert gate.exit_code(nothing) == 3
+
+
+def test_a_case_whose_noise_hides_its_budget_is_not_fine() -> None:
+    noisy = {name: side(name, noise=0.1) for name in ("base", "head")}
+    made = compare(noisy["base"], noisy["head"], budgets.load())
+    assert "slower" not in verdicts(made).values()
+    assert "inconclusive" in verdicts(made).values()
+    assert gate.exit_code(made) == 3
+    case = next(case for case in made.cases if case.verdict == "inconclusive")
+    assert case.effects["overlapped_ms"].visible > 0.02
+    assert "would have been seen, the budget is 2.0%" in case.reason
+
+
+def test_a_case_without_a_budget_is_shown_and_fails_nothing() -> None:
+    pageable = h2d_case(memory="pageable", gate="off", chunks=8)
+    cases = [*CASES, pageable]
+    made = judged(
+        side("head", cases=cases, change=lambda case: {"hidden": 0.0} if case == pageable else {}),
+        side("base", cases=cases),
+    )
+    assert verdicts(made)[pageable.key] == "slower"
+    assert gate.exit_code(made) == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda made: made.machine.gpu.update(name="NVIDIA H100"), "name: NVIDIA H200 vs NVIDIA H100"),
+        (lambda made: made.software.update(driver="590"), "driver: 580 vs 590"),
+        (lambda made: setattr(made, "method", made.method + 1), "method: "),
+    ],
+)
+def test_another_gpu_driver_or_method_is_not_compared(spoil: Callable[[Record], object], words: str) -> None:
+    base, head = side("base"), side("head")
+    for kept in (*base.records, *head.records):
+        kept.software["driver"] = "580"
+    for kept in head.records:
+        spoil(kept)
+    made = compare(base, head, budgets.load())
+    assert any(words in text for text in made.breaks)
+    assert made.cases == []
+    assert gate.exit_code(made) == 3
+    assert gate.why(made).startswith("not comparable: ")
+
+
+def test_a_break_may_be_crossed_by_name_and_is_then_said() -> None:
+    base, head = side("base"), side("head")
+    for kept in base.records:
+        kept.software["driver"] = "580"
+    for kept in head.records:
+        kept.software["driver"] = "590"
+    made = compare(base, head, budgets.load(), across=["driver"])
+    assert made.breaks == []
+    assert made.crossed == ["driver: 580 vs 590"]
+    assert gate.exit_code(made) == 0
+    with pytest.raises(UsageError, match=r"across: got 'vbios', want one of .*driver"):
+        compare(base, head, budgets.load(), across=["vbios"])
+
+
+def test_records_of_one_side_that_differ_are_no_side() -> None:
+    base = side("base")
+    base.records[0].software["driver"], base.records[1].software["driver"] = "580", "590"
+    made = compare(base, side("head"), budgets.load(), across=["driver"])
+    assert made.breaks == ["within base: driver: 580 vs 590"]
+
+
+def test_a_record_is_not_compared_with_itself() -> None:
+    base = side("base")
+    with pytest.raises(UsageError, match="are the same records"):
+        compare(base, base, budgets.load())
+
+
+def test_what_the_device_reaches_alone_tells_a_changed_machine() -> None:
+    base, head = side("base"), side("head")
+    for kept, rate in [*((kept, 55.4) for kept in base.records), *((kept, 50.0) for kept in head.records)]:
+        kept.ceilings = [Ceiling(name="h2d", launch=0, value=rate, unit="GB/s")]
+    made = compare(base, head, budgets.load())
+    assert "machine changed: h2d alone is -9.7%, whatever the code" in made.warnings
+
+
+def test_sides_of_different_nights_need_a_history() -> None:
+    late = Side("head", tuple(one(CASES, at, 7) for at in (11, 12, 13)))
+    made = judged(late)
+    assert made.design == "nights"
+    assert {case.reason for case in made.cases} == {
+        "base and head were not measured in turns, and the store does not tell how nights differ"
+    }
+    assert gate.exit_code(made) == 3
+
+
+def test_a_second_stage_decides_what_tripped() -> None:
+    slow = CASES[3]
+
+    def change(case: Case) -> dict[str, object]:
+        return {"hidden": 0.6} if case == slow else {}
+
+    base, head = side("base"), side("head", change=change)
+    first = compare(base, head, budgets.load(), confirm=True)
+    assert slow.key in comparison.tripped(first)
+    assert verdicts(first)[slow.key] != "slower", "not before it was measured again"
+    again = [one([slow], at, 8) for at in (20, 23, 24)], [one([slow], at, 8, change) for at in (21, 22, 25)]
+    fresh = Side("base", tuple(again[0])), Side("head", tuple(again[1]))
+    second = compare(base, head, budgets.load(), confirm=True, fresh=fresh)
+    assert verdicts(second)[slow.key] == "slower"
+    calm = Side("head", tuple(one([slow], at, 8) for at in (21, 22, 25)))
+    third = compare(base, head, budgets.load(), confirm=True, fresh=(fresh[0], calm))
+    assert verdicts(third)[slow.key] != "slower", "it did not trip again"
+
+
+def test_legs_are_never_empty_for_a_slower_case() -> None:
+    made = judged(side("head", change=lambda case: {"hidden": 0.3}))
+    effects = made.cases[3].effects
+    assert legs({"overlapped_ms": effects["overlapped_ms"]}) == ["overlap"]
