@@ -69,8 +69,11 @@ def compare(
     launches; a history says how noisy a case is beside the others. nights: base and head are each of one night, and
     SE^2 = 2 night^2 + launch^2 (1/b + 1/h), with both terms from the history that every pair then needs.
 
-    stages: 2 where `confirm` follows; `visible` is then that of both stages, with as many launches in the second.
+    stages: 2 where `confirm` follows an interleaved comparison; `visible` is then that of both stages, with as many
+    launches in the second. What trips between nights is confirmed by an interleaved comparison of its own.
     """
+    if stages == 2 and design == "nights":
+        raise ValueError("compare: nights have one stage, got 2")
     return _compare(pairs, Evidence.of(pairs, design), stages) if pairs else []
 
 

@@ -86,7 +86,9 @@ def test_a_slower_case_is_called_with_its_leg(change: Change, expected: list[str
 
 
 def test_a_slower_host_is_a_leg_of_its_own() -> None:
-XX    assert {tuple(case.legs) for case in changed.cases} == {("host",)}
+    base = side("base", change=lambda case: {"host_ms": 0.2})
+    changed = judged(side("head", change=lambda case: {"host_ms": 0.6}), base)
+    assert {tuple(case.legs) for case in changed.cases} == {("host",)}
 
 
 def test_a_faster_case_is_called_and_fine() -> None:
