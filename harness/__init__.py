@@ -6,7 +6,7 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     case, families, profiles, suites, plans     what to measure; no torch
     schema, sense, record                       what was measured, as a file
     statistics, modality, theory                numbers without units
-    spreads, evidence, contrast                 launches against launches: what differs, and what could not be seen
+    spreads, evidence, contrast, legs           launches against launches: what differs, and what could not be seen
     doubts, metrics                             what the samples of a record mean
     telemetry, sampler, nvml_sampler, validity  NVML beside the samples; pynvml lives in telemetry
     devices, machine, source, comparable        on what, and of which commit

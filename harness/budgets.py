@@ -50,4 +50,3 @@ def load(path: Path | None = None) -> Budgets:
     if DEFAULT not in families:
         raise UsageError(f"budgets: {chosen}: has no table [{DEFAULT}], for families that are not listed")
     return Budgets(families)
-

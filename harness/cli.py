@@ -5,6 +5,7 @@ or failed, 130 interrupted. Heavy imports wait until a command needs them, so th
 """
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -133,7 +134,7 @@ def list_command(
     "--machine", metavar="NAME", help="Kind of machine, the same every night. Default: model and count."
 )
 @click.option(
-    "--launches", type=click.IntRange(min=1), default=1, show_default=True, help="Fresh processes per case."
+    "--launches", type=click.IntRange(1, 1000), default=1, show_default=True, help="Fresh processes per case."
 )
 @click.option(
     "--budget", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
@@ -535,6 +536,9 @@ def _print_comparison(made: "Comparison", *, as_json: bool, markdown: bool) -> N
 
 def main() -> NoReturn:
     """Entry point: a user's mistake is one line on stderr and an exit code, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or a pipe that cannot show every character
+            stream.reconfigure(errors="replace")
     try:
         sys.exit(cli.main(standalone_mode=False))
     except OverlapError as error:
@@ -553,7 +557,7 @@ class _Interrupted(OverlapError):
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    click.echo(f"overlap: {text}", err=True)
+    click.echo(f"overlap: {' '.join(text.splitlines())}", err=True)
     sys.exit(code)
 
 

@@ -13,6 +13,7 @@ from harness.budgets import Budget, Budgets
 from harness.contrast import Contrast
 from harness.errors import UsageError
 from harness.evidence import History, Pair
+from harness.legs import legs
 from harness.metrics import METRICS
 from harness.record import CaseResult
 from harness.sides import Side, Times
@@ -21,7 +22,6 @@ from harness.sides import Side, Times
 MIN_LAUNCHES = 3
 
 HEADLINE = "overlapped_ms"
-LEGS = {"transfer_ms": "copy", "compute_ms": "compute", "host_ms": "host"}
 
 # A ceiling that moved by more than this, and beyond all its launches, is another state of the machine.
 CEILING_MOVED = 0.02
@@ -316,22 +316,9 @@ def _judge(cases: Sequence[CaseComparison], pairs: Sequence[Pair], found: Iterab
             verdicts = {name: effect.verdict for name, effect in case.effects.items()}
             case.verdict = "slower" if "slower" in verdicts.values() else verdicts[HEADLINE]
             if case.verdict == "slower":
-                case.legs = legs(case.effects)
+                case.legs = list(legs(case.effects))
             elif case.verdict == "inconclusive":
                 seen = case.effects[HEADLINE].visible
                 case.reason = (
                     f"only a loss of {seen:.1%} or more would have been seen, the budget is {case.budget:.1%}"
                 )
-
-
-def legs(effects: Mapping[str, Effect]) -> list[str]:
-    """Where a slower case lost its time: `copy`, `compute`, `host`, `overlap`; never empty.
-
-    A leg is named when it is slower alone. The overlap is named when the headline lost more than its legs explain:
-    when it is slower over its model (harness/theory.py, piece_model), which their own times are part of.
-    """
-    slower = {name for name, effect in effects.items() if effect.verdict == "slower"}
-    named = [leg for name, leg in LEGS.items() if name in slower]
-    if "model_ratio" in slower or (HEADLINE in slower and not named):
-        named.append("overlap")
-    return named

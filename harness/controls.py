@@ -29,6 +29,7 @@ from harness.theory import hidden_fraction
 from harness.workloads.h2d import H2DWorkload
 
 ROUNDS = 20
+MAX_VOID = 3
 RACE_ROUNDS = 10
 
 # Between two samples of the null control: products back to back run into the power cap, where the clock wanders by
@@ -205,6 +206,7 @@ class _Bench:
         order = list(arms)
         for name in order:
             self._timed(arms[name], gated=False)  # what loads on first use must not load behind the gate
+        void = 0
         for _ in range(rounds):
             order.reverse()
             for name in order:
@@ -212,8 +214,9 @@ class _Bench:
                 ms = self._timed(arms[name], gated=self._gated)
                 if ms is not None:
                     times[name].append(ms)
-        if not all(times.values()):
-            raise MeasurementError("controls: the gate leaked in every sample")
+                void = 0 if ms is not None else void + 1
+                if void == MAX_VOID:  # a gate that runs into its limit takes ten seconds
+                    raise MeasurementError(f"controls: the gate did not hold in {void} samples in a row")
         return {name: statistics.median(values) for name, values in times.items()}
 
     # The controls: value, lowest and highest accepted, unit.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import MeasurementError
-from harness.trees import Tree
+from harness.trees import Tree, here
 
 # From an interrupt, which reaches the run as well, until it has stopped its worker and kept its record.
 END_S = 30.0
@@ -26,7 +26,10 @@ Watch = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What both sides measure. arguments: options of `overlap run` that say which cases, device and machine."""
+    """What both sides measure. arguments: options of `overlap run` that say which cases, device and machine.
+
+    commit: what this program's own tree holds, where git cannot tell.
+    """
 
     arguments: tuple[str, ...]
     results: Path
@@ -61,7 +64,7 @@ def measure(
 
 
 def _run(tree: Tree, terms: Terms, side: str) -> Path:
-    commit = tree.commit or (terms.commit if side == "head" else None)
+    commit = tree.commit or (terms.commit if tree.root == here().root else None)
     words = ["run", "--launches", "1", "--json", "--results", str(terms.results.resolve()), *terms.arguments]
     if commit:
         words += ["--commit", commit]

@@ -105,7 +105,7 @@ def _value(ax: "Axes", at: int, point: Point) -> None:
     value = point.value
     assert value is not None
     if point.dirty:
-        form, fill, label = "D", "white", "uncommitted changes: not in the fit"
+        form, fill, label = "D", "white", "uncommitted changes"
     elif point.status == "ok":
         form, fill, label = "o", BLUE, "measured, 95 % interval"
     else:

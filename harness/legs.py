@@ -3,67 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
-
-from harness.contrast import Contrast
+from typing import Literal, Protocol
 
 Leg = Literal["copy", "compute", "host", "overlap"]
 
-OVERLAPPED, TRANSFER, COMPUTE, HOST, MODEL = (
-    "overlapped_ms",
-    "transfer_ms",
-    "compute_ms",
-    "host_blocked_ms",
-    "model_ratio",
-)
-# A host that enqueues for this share of the overlapped time is held up: by the device, or by its own slowness.
+# Enqueueing that takes this share of a copy's time is held up by the copy.
 HELD = 0.5
 # From here on the device has nothing to do until the host enqueues it.
 LAUNCH_BOUND = 0.9
 
 
-def legs(found: Mapping[str, Contrast]) -> tuple[Leg, ...]:
-    """The legs that a case's slower quantities point to, by the names of its contrasts; empty where none does.
+class Told(Protocol):
+    """What a test said of a quantity: a verdict, and its time (or ratio) in base and in head."""
 
-    copy, compute: that leg is slower alone. host: enqueueing is slower, and not because the host now waits for the
-    device. overlap: the overlapped time is slower by more than its legs explain. The piece model says what they
-    explain (theory.py), and so `model_ratio`, overlapped over its model in every launch, decides; where it is
-    inconclusive or missing, overlap is blamed when both solo legs are the same.
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def base(self) -> float: ...
+    @property
+    def head(self) -> float: ...
+
+
+def legs(found: Mapping[str, Told]) -> tuple[Leg, ...]:
+    """The legs that the slower quantities of a case point to, by their names in METRICS; empty where they do not tell.
+
+    copy, compute: that leg is slower alone. host: `host_ms`, enqueueing the legs alone, is slower, and not because it
+    waits for a copy, as it does for one from pageable memory. overlap: the overlapped time is slower by more than its
+    legs explain. What they explain is the piece model (theory.py), so that `model_ratio`, overlapped over the model of
+    the same launch, decides; where it is inconclusive or missing, overlap is named if no solo leg can have moved.
     """
-    slower = {name for name, contrast in found.items() if contrast.verdict == "slower"}
-    blamed: list[Leg] = []
-    if TRANSFER in slower:
-        blamed.append("copy")
-    if COMPUTE in slower:
-        blamed.append("compute")
-    if HOST in slower and not _waits(found, slower):
-        blamed.append("host")
-    if OVERLAPPED in slower and _overlap_lost(found, slower) and not _host_bound(found, blamed):
-        blamed.append("overlap")
-    return tuple(blamed)
+    slower = {name for name, told in found.items() if told.verdict == "slower"}
+    named: list[Leg] = []
+    if "transfer_ms" in slower:
+        named.append("copy")
+    if "compute_ms" in slower:
+        named.append("compute")
+    if "host_ms" in slower and not _waits(found, slower):
+        named.append("host")
+    if "overlapped_ms" in slower and _overlap_lost(found, slower) and not _host_bound(found, named):
+        named.append("overlap")
+    return tuple(named)
 
 
-def _overlap_lost(found: Mapping[str, Contrast], slower: set[str]) -> bool:
-    if MODEL in slower:
+def _overlap_lost(found: Mapping[str, Told], slower: set[str]) -> bool:
+    if "model_ratio" in slower:
         return True
-    explained = MODEL in found and found[MODEL].verdict != "inconclusive"
-    return not explained and all(
-        leg in found and found[leg].verdict in ("same", "faster") for leg in (TRANSFER, COMPUTE)
-    )
-
-
-def _waits(found: Mapping[str, Contrast], slower: set[str]) -> bool:
-    """Whether the host is slower for waiting on the device: a synchronisation, or a copy that blocks.
-
-    It was free before and is held up now; or it was held up before, and the copy that holds it is what got slower.
-    A slow host that holds up the device makes the compute slower too.
-    """
-    if OVERLAPPED not in found or found[HOST].head < HELD * found[OVERLAPPED].head:
+    if "model_ratio" in found and found["model_ratio"].verdict != "inconclusive":
         return False
-    was_free = found[HOST].base < HELD * found[OVERLAPPED].base
-    return was_free or (TRANSFER in slower and COMPUTE not in slower)
+    solo = [found[name].verdict for name in ("transfer_ms", "compute_ms") if name in found]
+    return len(solo) == 2 and not {"slower", "inconclusive"} & set(solo)
 
 
-def _host_bound(found: Mapping[str, Contrast], blamed: list[Leg]) -> bool:
-    """Whether the slower host explains the overlapped time, which then is no more than what it takes to enqueue."""
-    return "host" in blamed and found[HOST].head >= LAUNCH_BOUND * found[OVERLAPPED].head
+def _waits(found: Mapping[str, Told], slower: set[str]) -> bool:
+    """Whether the host is slower for a copy that holds it up: now and not before, or before and now for longer.
+
+    A host that is slow by itself, and holds up the device, makes the compute slower as well as the copy.
+    """
+    if "transfer_ms" not in found:
+        return False
+    host, copy = found["host_ms"], found["transfer_ms"]
+    if host.head < HELD * copy.head:
+        return False
+    return "transfer_ms" in slower and (host.base < HELD * copy.base or "compute_ms" not in slower)
+
+
+def _host_bound(found: Mapping[str, Told], named: list[Leg]) -> bool:
+    """Whether the overlapped time is no more than what a slower host takes to enqueue, which explains it."""
+    return "host" in named and found["host_ms"].head >= LAUNCH_BOUND * found["overlapped_ms"].head

@@ -167,6 +167,7 @@ def extra_info(case: CaseResult, kept: Record, path: Path | None) -> dict[str, A
             for name in dict.fromkeys(control.name for control in kept.controls)
         },
         "launches": len(case.launches),
+        "repeats": case.launches[0].repeats,
         "rounds": sum(len(launch.ranks[0].rounds) for launch in case.launches if launch.ranks),
         "commit": kept.run.commit,
         "record": path.name if path else None,

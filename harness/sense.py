@@ -22,6 +22,9 @@ MAX_MS = 1e12
 # A number of more digits than this fits no counter, and one of three hundred fits no float.
 MAX_DIGITS = 100
 
+# Of a run; each takes a quarter of a minute or more.
+MAX_LAUNCHES = 10_000
+
 # The only times that may be negative: they are differences.
 DIFFERENCES = ("exposed_ms",)
 
@@ -157,6 +160,8 @@ def _long(value: Any, place: str) -> Iterator[str]:
 
 def faults(record: Record) -> Iterator[str]:
     """What no run writes, each with its place, though every value is of the right type."""
+    if not 1 <= record.run.launches <= MAX_LAUNCHES:
+        yield f"run.launches: got {record.run.launches}, want 1 to {MAX_LAUNCHES}"
     for control in record.controls:
         where, low, high = f"control {control.name!r}", control.low, control.high
         if control.launch < 0:

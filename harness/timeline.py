@@ -114,7 +114,7 @@ def _newest(series: Series, of: str) -> str:
     way = "above" if newest.value > newest.level else "below"
     return (
         f"! {of}the {which} {_share(newest.value, newest.level)} {way} the level before: the fit finds a step only "
-        f"when there are more points of it; at once: overlap compare {base} {head}"
+        f"when there are more points of it; with three launches of each at once: overlap compare {base} {head}"
     )
 
 

@@ -40,7 +40,9 @@ def tree(given: str) -> Iterator[Tree]:
     folder = Path(given)
     if folder.is_dir():
         if not (folder / "harness" / "__init__.py").is_file():
-            raise UsageError(f"against: {given} holds no package `harness`; give the top of a checkout, or a revision")
+            raise UsageError(
+                f"against: {given} holds no package `harness`; give the top of a checkout, or a revision"
+            )
         yield Tree(folder.resolve(), "", _name(source.checkout(folder)))
         return
     commit = source.resolve(given)

@@ -119,6 +119,15 @@ def test_importing_the_suite_imports_no_torch_no_numpy_and_touches_no_cuda() -> 
     assert ran.stdout.strip() == ""
 
 
+def test_the_tests_beside_the_suite_can_be_imported_without_pytest() -> None:
+    """asv imports all of benchmarks/, where there may be no pytest, and of old commits no module they use."""
+    code = (
+        "import sys\nsys.modules['pytest'] = sys.modules['harness'] = None\n"
+        "import benchmarks.conftest, benchmarks.test_overlap"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 # -- which cases -------------------------------------------------------------------------------------------
 
 

@@ -183,31 +183,31 @@ def test_the_kernel_tells_whether_memory_was_short(monkeypatch, before, after, w
 
 @pytest.fixture
 def small_group():
-    """A control group with little memory, its file of members; skipped where none may be made."""
-    mine = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    for _, controllers, path in mine:
-        first = controllers == "memory"
-        if not first and controllers:
+    """The file of members of a control group with little memory; skipped where none may be made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = {"memory": ("memory", "limit_in_bytes", "swappiness"), "": ("", "max", "swap.max")}
+        if controllers not in names:
             continue
-        folder = host.CGROUPS / ("memory" if first else "") / path.lstrip("/") / f"overlap-test-{os.getpid()}"
-        limit = folder / ("memory.limit_in_bytes" if first else "memory.max")
-        try:
+        tree, limit, swap = names[controllers]
+        folder = host.CGROUPS / tree / path.lstrip("/") / f"overlap-test-{os.getpid()}"
+        with contextlib.suppress(OSError):
             folder.mkdir()
-        except OSError:
-            continue
-        try:
-            limit.write_text(str(200 << 20))
-        except OSError:
-            folder.rmdir()
-            continue
-        yield folder / "cgroup.procs"
-        until = time.monotonic() + 5
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            try:
+                counts = folder / ("memory.oom_control" if tree else "memory.events")
+                if "oom_kill " not in counts.read_text():
+                    continue
+                (folder / f"memory.{limit}").write_text(str(200 << 20))
+                with contextlib.suppress(OSError):
+                    (folder / f"memory.{swap}").write_text("0")
+                yield folder / "cgroup.procs"
                 return
-            time.sleep(0.05)
-        return
+            finally:
+                until = time.monotonic() + 5
+                while folder.exists() and time.monotonic() < until:  # its last member may not be gone yet
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+                    time.sleep(0.02)
     pytest.skip("no control group with a limit of memory can be made here")
 
 

@@ -115,7 +115,7 @@ def with_chunks(chunks: object) -> str:
         (["run", "--colour"], "No such option '--colour'; see overlap run --help"),
         (["run", "--device", "gpu"], "'gpu' is not one of 'auto', 'cuda', 'cpu'; see overlap run --help"),
         (["run", "--tier", "weekly"], "'weekly' is not one of 'quick', 'nightly'"),
-        (["run", "--launches", "0"], "Invalid value for '--launches': 0 is not in the range x>=1"),
+        (["run", "--launches", "0"], "Invalid value for '--launches': 0 is not in the range 1<=x<=1000"),
         (["run", "--launches", "two"], "Invalid value for '--launches': 'two' is not a valid integer"),
         (["run", "--budget", "0"], "Invalid value for '--budget': 0.0 is not in the range x>0"),
         (["run", "--budget", "nan"], "budget: got nan, want a finite number above 0"),
@@ -321,7 +321,10 @@ def test_doctor_says_what_is_here(overlap):
 def test_the_doctor_measures_when_asked(overlap, monkeypatch):
     from harness import checkup, doctor
 
-    found = [doctor.Finding("control null", "ok", "0.001"), doctor.Finding("control race", "fail", "0", "wait")]
+    found = [
+        doctor.Finding("control null", "ok", "0.001"),
+        doctor.Finding("control race", "fail", "0", "wait"),
+    ]
     monkeypatch.setattr(checkup, "measured", lambda device, profile: iter(found))
     said = overlap("doctor", "--device", "cpu", "--measure", "--json")
     assert said.code == 3, "a failed control says that nothing here is to be believed"

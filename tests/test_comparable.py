@@ -146,7 +146,9 @@ def test_what_a_store_without_records_was_told_is_compared_as_records_are():
 
 def test_what_one_side_does_not_know_is_no_contradiction():
     assert contradictions({"a": "unknown", "b": 1}, {"a": 1, "c": 2}) == []
-    assert list(map(str, contradictions({"software.driver": "1"}, {"software.driver": "2"}))) == ["driver: 1 vs 2"]
+    assert list(map(str, contradictions({"software.driver": "1"}, {"software.driver": "2"}))) == [
+        "driver: 1 vs 2"
+    ]
 
 
 def test_the_cpu_is_told_where_it_is_the_device():

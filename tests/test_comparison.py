@@ -8,7 +8,7 @@ from factories import h2d_case, h2d_launch, record, skipped, unmeasured
 
 from harness import budgets, comparison, gate, metrics
 from harness.case import Case
-from harness.comparison import Comparison, compare, legs
+from harness.comparison import Comparison, compare
 from harness.errors import UsageError
 from harness.record import Ceiling, Record
 from harness.sides import Side
@@ -262,9 +262,3 @@ def test_a_second_stage_decides_what_tripped() -> None:
     calm = Side("head", tuple(one([slow], at, 8) for at in (21, 22, 25)))
     third = compare(base, head, budgets.load(), confirm=True, fresh=(fresh[0], calm))
     assert verdicts(third)[slow.key] != "slower", "it did not trip again"
-
-
-def test_legs_are_never_empty_for_a_slower_case() -> None:
-    made = judged(side("head", change=lambda case: {"hidden": 0.3}))
-    effects = made.cases[3].effects
-    assert legs({"overlapped_ms": effects["overlapped_ms"]}) == ["overlap"]

@@ -13,6 +13,7 @@ from harness import controls, profiles
 from harness.backends import get_backend
 from harness.backends.base import Backend
 from harness.controls import run_controls
+from harness.errors import MeasurementError
 from harness.families import MIB
 from harness.profiles import Profile
 from harness.record import Control
@@ -230,3 +231,13 @@ def test_on_a_gpu_every_control_passes_twenty_times_of_twenty() -> None:
         if not control.passed
     ]
     assert failed == []
+
+
+def test_a_gate_that_does_not_hold_ends_the_controls_soon(
+    cpu: Backend, small: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(cpu, "pending", lambda event: bool(asked.append(True)))
+    with pytest.raises(MeasurementError, match="the gate did not hold in 3 samples in a row"):
+        list(run_controls(cpu, small, 0, only="null"))
+    assert len(asked) == 3

@@ -50,9 +50,10 @@ def test_sides_take_turns_so_that_a_drift_falls_on_both() -> None:
     assert list(turns(1)) == ["base", "head"]
 
 
-def test_each_launch_is_a_run_of_that_sides_own_tree(tmp_path: Path) -> None:
+def test_each_launch_is_a_run_of_that_sides_own_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     base, head = stub(tmp_path, "old", commit="a" * 40), stub(tmp_path, "new", code=4)
+    monkeypatch.setattr(duel, "here", lambda: head)
     made = measure(base, head, terms(tmp_path, commit="b" * 40), said.append)
     assert [name for name, _ in asked(tmp_path)] == ["old", "new", "new", "old", "old", "new"]
     assert made == (
@@ -67,8 +68,17 @@ def test_each_launch_is_a_run_of_that_sides_own_tree(tmp_path: Path) -> None:
 
 
 def test_a_tree_with_its_own_history_is_not_told_its_commit(tmp_path: Path) -> None:
-    measure(stub(tmp_path, "old"), stub(tmp_path, "new"), terms(tmp_path, 1))
-    assert all("--commit" not in words for _, words in asked(tmp_path))
+    measure(stub(tmp_path, "old"), stub(tmp_path, "new"), terms(tmp_path, 1, commit="b" * 40))
+    assert all("--commit" not in words for _, words in asked(tmp_path)), (
+        "the commit given is this tree's alone"
+    )
+
+
+def test_this_tree_against_itself_is_of_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = stub(tmp_path, "new")
+    monkeypatch.setattr(duel, "here", lambda: tree)
+    measure(tree, tree, terms(tmp_path, 1, commit="b" * 40))
+    assert [words[-1] for _, words in asked(tmp_path)] == ["b" * 40] * 2
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,16 @@ def test_launches_of_one_commit_are_pooled(store, repository):
     assert point.value == metrics.derive(pooled).metrics["overlapped_ms"]
 
 
+def test_what_cannot_be_compared_is_not_pooled_though_of_one_commit(store, repository):
+    """Nights on one commit, and the driver was changed between two of them."""
+    folder, commits = repository
+    for driver in ("580.1", "580.1", "590.2"):
+        store.add(commits[0], measured(), software={"driver": driver})
+    series = store.series(repo=folder)
+    assert [(point.commit, point.records) for point in series.points] == [(commits[0], 2), (commits[0], 1)]
+    assert [each.at for each in series.breaks] == [1]
+
+
 def test_a_bad_record_is_left_out_of_the_pool_and_told(store, repository):
     folder, commits = repository
     store.add(commits[0], measured())

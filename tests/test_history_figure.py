@@ -38,7 +38,7 @@ def test_levels_steps_breaks_and_gaps_are_drawn_as_such(busy):
     assert lines(ax, "apart: perhaps a step begun") == [[(7, 5.7)]]
     drawn = {bar.get_label(): bar.lines[0].get_xdata()[0] for bar in ax.containers}
     assert drawn["measured, 95 % interval"] == 7, "the last of them"
-    assert drawn["uncommitted changes: not in the fit"] == 6
+    assert drawn["uncommitted changes"] == 6
     text = words(figure)
     for expected in ("+5.6 %\n04040404", "driver: 580.1 vs 590.2", "overlapped, ms", f"{KEY} on h200-1"):
         assert expected in text

@@ -92,7 +92,7 @@ def give(data: bytes) -> list[int]:
     return codes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(RECORDS, st.booleans())
 def test_whatever_a_record_holds_it_is_shown(folder, made, finished):
     made.run.finished = finished
@@ -120,7 +120,7 @@ def changed(place: tuple, value: object) -> bytes:
     return json.dumps(content).encode()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(places(WHOLE)), ANY | EXTREMES | st.just([[]]) | st.just({"": {}}))
 def test_a_wrong_value_anywhere_is_shown_or_refused_in_one_line(folder, place, value):
     give(changed(place, value))

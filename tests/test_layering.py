@@ -25,12 +25,14 @@ FOREIGN = {
     "pynvml": {"telemetry"},
     "matplotlib": {"figures"},
     "click": {"cli"},
-    "rich": {"cli", "tables", "progress", "timeline"},
+    "rich": {"cli", "tables", "progress", "timeline", "contest"},
     "jinja2": {"report"},
     "asv": {"asv_plugin", "steps"},
-    "numpy": {"statistics", "modality", "theory", "doubts", "metrics", "figures"},
-    "scipy": {"statistics", "theory"},
-}
+    "numpy": {
+        "statistics", "modality", "theory", "spreads", "evidence", "contrast", "doubts", "metrics", "figures", "sides",
+    },
+    "scipy": {"statistics", "theory", "spreads"},
+}  # fmt: skip
 
 # Children that talk to their parent over standard output.
 CHILDREN = {"nvml_sampler"}

@@ -54,6 +54,7 @@ EXPECTED = {
     "overlapped_over_compute": 1.2,
     "overlapped_over_serial": 0.6,
     "host_blocked_ms": 3.0,
+    "host_ms": 3.0,
 }
 
 
@@ -67,8 +68,13 @@ def launch_of(
 
 def a_round(arms: dict[str, float], host: float | None = 3.0) -> Round:
     return Round(
-        order=list(arms), arms=dict(arms), host={} if host is None else {"overlapped": host, "serial": 1.0}
+        order=list(arms), arms=dict(arms), host={} if host is None else {**of_host(host), "serial": 1.0}
     )
+
+
+def of_host(ms: float) -> dict[str, float]:
+    """So long the host enqueues both legs while they overlap, and as long both alone."""
+    return {"overlapped": ms, "transfer": ms / 3, "compute": 2 * ms / 3}
 
 
 def result_of(case: Case, *launches: Launch, status: str = "ok") -> CaseResult:
@@ -88,6 +94,13 @@ def test_every_metric_of_a_hand_made_case():
         name: metric.unit for name, metric in METRICS.items()
     }
     assert result.model == {"pieces": 8, "piece_ms": 11.0, "bound_ms": 9.0, "realised_ratio": 7.0 / 9.0}
+
+
+def test_one_metric_by_itself_is_as_all_of_them_together():
+    case = h2d_result(h2d_case(), launches=2, rounds=9)
+    for name, found in derive(case).metrics.items():
+        assert metrics.measured(case, name) == found
+    assert metrics.measured(unmeasured(h2d_case(), "error", "x"), "overlapped_ms") is None
 
 
 def test_registry_says_each_thing_once():

@@ -75,7 +75,8 @@ class Pytest:
         kept = {
             name: text for name, text in os.environ.items() if not name.startswith(("OVERLAP_", "PYTEST_"))
         }
-        kept |= {"OVERLAP_RESULTS": str(self.folder / "results"), "PYTHONPATH": str(self.folder / "hooks")}
+        paths = filter(None, [str(self.folder / "hooks"), os.environ.get("PYTHONPATH")])
+        kept |= {"OVERLAP_RESULTS": str(self.folder / "results"), "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", "pytest", *SETTINGS, f"--benchmark-storage={self.folder / 'saved'}"]
         return subprocess.run(
             [*command, *arguments, str(ROOT / "benchmarks")],
@@ -125,6 +126,14 @@ def test_the_median_of_the_samples_is_the_records_number() -> None:
         assert statistics.median(samples) * 1e3 == pytest.approx(
             case.metrics["overlapped_ms"].value, rel=1e-12
         )
+
+
+def test_samples_are_times_of_the_device_and_of_one_batch() -> None:
+    """Never of enqueueing, and labelled with how many batches ran as one pipeline."""
+    case = factories.h2d_result(factories.h2d_case(), rounds=20, repeats=4, host_ms=0.1)
+    taken = [seen.arms["overlapped"] for seen in case.launches[0].ranks[0].rounds]
+    assert samples_s(case) == pytest.approx([ms / 4 / 1e3 for ms in taken], rel=1e-12)
+    assert pytest_feed.extra_info(case, factories.record(case), None)["repeats"] == 4
 
 
 def test_the_clock_gives_back_exactly_what_it_is_shown() -> None:
@@ -361,6 +370,7 @@ def test_a_second_run_is_compared_and_one_with_twice_the_work_fails(run: Pytest)
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(300)
 def test_on_a_gpu_its_median_is_that_of_overlap_run(run: Pytest) -> None:
     key = "h2d[memory=pinned,stream=side,chunks=8,size=256MiB,ratio=1,gate=on]"
     ran = run(run.to_json, OVERLAP_DEVICE="cuda", OVERLAP_CASE=key)

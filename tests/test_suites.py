@@ -5,7 +5,7 @@ from harness.case import Case
 from harness.errors import UsageError
 from harness.families import FAMILIES, GIB, H2D, MIB
 from harness.plans import plan_h2d
-from harness.suites import CHUNKS, SUITES, TIERS, grid, select
+from harness.suites import CHUNKS, SUITES, TIERS, grid, matches, select, without_profile
 
 H200, CPU, GENERIC = (profiles.packaged()[name] for name in ("h200", "cpu", "generic"))
 EVERY = [(profile, tier) for profile in (H200, GENERIC, CPU) for tier in TIERS]
@@ -179,3 +179,14 @@ def test_one_wrong_pattern_spoils_the_rest():
 def test_unknown_suites_and_tiers_are_refused_by_name():
     assert refusal(["h2d", "ddp"], "quick", H200) == "suite: got 'ddp', want one of h2d"
     assert refusal([], "weekly", H200) == "tier: got 'weekly', want quick or nightly"
+
+
+def test_a_pattern_is_a_key_with_or_without_its_profile_or_a_glob():
+    key = "h2d[memory=pinned,stream=side,chunks=8,size=256MiB,ratio=1,gate=on,profile=h200.1a2b]"
+    bare = "h2d[memory=pinned,stream=side,chunks=8,size=256MiB,ratio=1,gate=on]"
+    assert without_profile(key) == bare == without_profile(bare)
+    assert without_profile(key.replace("gate=on,profile=h200.1a2b", "profile=x.1,gate=on")) == bare
+    for pattern in (key, bare, "*", "h2d[*chunks=8,*]", "h2d[*,profile=h200.*"):
+        assert matches(pattern, key), pattern
+    for pattern in ("h2d", bare[:-1], "h2d[*chunks=16*", "[h]2d*", bare.upper()):
+        assert not matches(pattern, key), pattern

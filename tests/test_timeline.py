@@ -79,7 +79,7 @@ def test_steps_and_doubts_are_said_below_it(busy):
     )
     assert newest == (
         "! the newest point lies 2.0 % above the level before: the fit finds a step only when there are more points of "
-        "it; at once: overlap compare 05050505 07070707"
+        "it; with three launches of each at once: overlap compare 05050505 07070707"
     )
     assert order == "! not a git repository: in the order of time, where git does not know a commit"
 
