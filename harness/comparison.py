@@ -22,6 +22,7 @@ from harness.sides import Side, Times
 MIN_LAUNCHES = 3
 
 HEADLINE = "overlapped_ms"
+NO_TIMES = Times({}, {})
 
 # A ceiling that moved by more than this, and beyond all its launches, is another state of the machine.
 CEILING_MOVED = 0.02
@@ -209,15 +210,11 @@ def _keys(base: Side, head: Side) -> list[str]:
     return list(found)
 
 
-def _results(side: Side, key: str) -> list[CaseResult]:
-    return [case for made in side.records for case in made.cases if case.key == key]
-
-
 def _case(base: Side, head: Side, key: str, budgets: Budgets) -> tuple[CaseComparison, list[Pair]]:
     """The case before any statistics, and what is to be compared of it: nothing where it was not measured enough."""
     family = key.partition("[")[0]
     budget = budgets.of(family)
-    found = {name: _results(side, key) for name, side in (("base", base), ("head", head))}
+    found = {name: side.results.get(key, []) for name, side in (("base", base), ("head", head))}
     case = CaseComparison(
         key=key,
         family=family,
@@ -236,7 +233,7 @@ def _case(base: Side, head: Side, key: str, budgets: Budgets) -> tuple[CaseCompa
         gone = not found["base"] or {result.status for result in found["base"]} == {"skipped"}
         case.verdict, case.reason = "new" if gone else "invalid", f"base: {lost['base']}"
     else:
-        times = {name: sides.times_of(side, key) for name, side in (("base", base), ("head", head))}
+        times = {name: side.times.get(key, NO_TIMES) for name, side in (("base", base), ("head", head))}
         case.launches = (len(times["base"]), len(times["head"]))
         if min(case.launches) < MIN_LAUNCHES:
             few = f"{case.launches[0]} against {case.launches[1]} launches"
@@ -289,7 +286,7 @@ def _fresh_pairs(pairs: Sequence[Pair], base: Side, head: Side, budgets: Budgets
     found: list[Pair] = []
     for key in keys:
         found += _pairs(
-            key, sides.times_of(base, key), sides.times_of(head, key), budgets.of(key.partition("[")[0])
+            key, base.times.get(key, NO_TIMES), head.times.get(key, NO_TIMES), budgets.of(key.partition("[")[0])
         )
     return found
 

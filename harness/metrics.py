@@ -5,7 +5,7 @@ nothing.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,23 +142,25 @@ def launch_values(case: CaseResult, name: str) -> list[float]:
     ]
 
 
-def launch_estimates(case: CaseResult, name: str) -> list[tuple[float, float]]:
-    """As `launch_values`, each with its standard error from within the launch: of independent arms, to first order."""
-    metric, launches = METRICS[name], _columns(case)
-    return [
-        (value, _error(metric, case, columns))
-        for value, columns in zip(launch_values(case, name), launches, strict=False)
-    ]
-
-
-def _error(metric: Metric, case: CaseResult, columns: Mapping[str, Array]) -> float:
-    of = _of(metric, case)
-    middle = {arm: np.array([np.median(columns[arm])]) for arm in metric.arms}
-    moved = [
-        float((of({**middle, arm: middle[arm] * (1 + launch_error(columns[arm]))}) - of(middle))[0])
-        for arm in metric.arms
-    ]
-    return math.hypot(*moved)
+def launch_estimates(case: CaseResult, names: Iterable[str]) -> dict[str, list[tuple[float, float]]]:
+    """As `launch_values`, of several metrics, each value with its standard error from within the launch: of
+    independent arms, to first order. A metric whose arms the launches lack is left out."""
+    launches = _columns(case)
+    found: dict[str, list[tuple[float, float]]] = {}
+    wanted = [METRICS[name] for name in names if _covers(launches, METRICS[name].arms)]
+    arms = dict.fromkeys(arm for metric in wanted for arm in metric.arms)
+    if not wanted:
+        return found
+    together = [np.column_stack([columns[arm] for arm in arms]) for columns in launches]
+    medians = dict(zip(arms, np.array([np.median(rounds, axis=0) for rounds in together]).T, strict=True))
+    shares = dict(zip(arms, np.array([launch_error(rounds) for rounds in together]).T, strict=True))
+    for metric in wanted:
+        of = _of(metric, case)
+        values = of(medians)
+        moved = [of(medians | {arm: medians[arm] * (1 + shares[arm])}) - values for arm in metric.arms]
+        errors = np.sqrt(sum(shift**2 for shift in moved))
+        found[metric.name] = list(zip(values.tolist(), errors.tolist(), strict=True))
+    return found
 
 
 def samples(case: CaseResult, name: str) -> list[float]:
@@ -270,10 +272,13 @@ def _columns(case: CaseResult) -> list[dict[str, Array]]:
 
 def _slowest(rounds: list[list[dict[str, float]]]) -> dict[str, Array]:
     """The arms that every rank has in every round, (rounds,) each; no time of work is 0 or less."""
-    arms = [arm for arm in rounds[0][0] if all(rank.get(arm, 0.0) > 0 for seen in rounds for rank in seen)]
-    return {
-        arm: np.array([max(rank[arm] for rank in seen) for seen in rounds], dtype=np.float64) for arm in arms
-    }
+    arms = list(rounds[0][0])
+    times = np.array(
+        [[[rank.get(arm, 0.0) for arm in arms] for rank in seen] for seen in rounds], dtype=np.float64
+    )
+    there = (times.min(axis=1) > 0).min(axis=0)
+    slowest = times.max(axis=1)
+    return {arm: slowest[:, at].copy() for at, arm in enumerate(arms) if there[at]}
 
 
 def _model(case: CaseResult, launches: list[dict[str, Array]], bootstrap: Bootstrap) -> dict[str, Any]:

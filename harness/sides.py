@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from harness import metrics, store
 from harness import record as records
 from harness.errors import UsageError
-from harness.record import Record
+from harness.record import CaseResult, Record
 from harness.statistics import Array
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}", re.IGNORECASE)
@@ -21,11 +22,37 @@ QUANTITIES = ("overlapped_ms", "transfer_ms", "compute_ms", "host_ms", "model_ra
 
 
 @dataclass(frozen=True)
+class Times:
+    """What the launches of one case say, one entry a launch. values: by quantity, the value in that launch (ms of one
+    batch, or a ratio). errors: its standard error from within the launch."""
+
+    values: dict[str, Array]
+    errors: dict[str, Array]
+
+    def __len__(self) -> int:
+        return max(map(len, self.values.values()), default=0)
+
+
+@dataclass(frozen=True, eq=False)
 class Side:
     """name: as it was asked for. records: in order of time, never none."""
 
     name: str
     records: tuple[Record, ...]
+
+    @cached_property
+    def results(self) -> dict[str, list[CaseResult]]:
+        """What its records hold of every case, by key."""
+        found: dict[str, list[CaseResult]] = {}
+        for made in self.records:
+            for case in made.cases:
+                found.setdefault(case.key, []).append(case)
+        return found
+
+    @cached_property
+    def times(self) -> dict[str, Times]:
+        """What its launches say of every case that one of them measured."""
+        return {key: found for key, results in self.results.items() if len(found := _times(results))}
 
     @property
     def commit(self) -> str:
@@ -42,18 +69,6 @@ class Side:
         """When each launch began, seconds since 1970; empty where one does not tell."""
         found = [spent.get("began") for made in self.records for spent in made.run.spent.values()]
         return sorted(at for at in found if at is not None) if None not in found else []
-
-
-@dataclass(frozen=True)
-class Times:
-    """What the launches of one case say, one entry a launch. values: by quantity, the value in that launch (ms of one
-    batch, or a ratio). errors: its standard error from within the launch."""
-
-    values: dict[str, Array]
-    errors: dict[str, Array]
-
-    def __len__(self) -> int:
-        return max(map(len, self.values.values()), default=0)
 
 
 def load(asked: str, results: Path, machine: str | None) -> Side:
@@ -120,15 +135,13 @@ def _device(made: Record) -> str:
     return str(made.machine.gpu.get("uuid") or made.machine.name)
 
 
-def times_of(side: Side, key: str) -> Times:
-    """What this side's launches say of a case; empty where none of them measured it."""
+def _times(results: Iterable[CaseResult]) -> Times:
     found: dict[str, list[tuple[float, float]]] = {}
-    for made in side.records:
-        for case in made.cases:
-            if case.key == key and case.measured:
-                for name in QUANTITIES:
-                    found.setdefault(name, []).extend(metrics.launch_estimates(case, name))
+    for case in results:
+        if case.measured:
+            for name, pairs in metrics.launch_estimates(case, QUANTITIES).items():
+                found.setdefault(name, []).extend(pairs)
     return Times(
-        {name: np.array([value for value, _ in pairs]) for name, pairs in found.items() if pairs},
-        {name: np.array([error for _, error in pairs]) for name, pairs in found.items() if pairs},
+        {name: np.array([value for value, _ in pairs]) for name, pairs in found.items()},
+        {name: np.array([error for _, error in pairs]) for name, pairs in found.items()},
     )

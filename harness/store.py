@@ -1,5 +1,6 @@
 """The records of a store, results/records/<machine>/<time>-<commit>.json, read no further than a question needs."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -71,6 +72,13 @@ def outlines(
             yield path, outline(path, wanted)
         except RecordError as error:
             passed_over(error)
+
+
+def newest(results: Path, machine: str, wanted: Callable[[str], bool]) -> Iterator[tuple[Path, Record]]:
+    """Every record of a machine as `outline` has it, from the newest; one that cannot be read is passed over."""
+    for path in reversed(paths(results, machine)):
+        with contextlib.suppress(RecordError):
+            yield path, outline(path, wanted)
 
 
 def outline(path: Path, wanted: Callable[[str], bool]) -> Record:

@@ -23,8 +23,8 @@ def test_nights_that_differ_are_found(tmp_path: Path) -> None:
     shifts = [1.0, 1.02, 0.99, 1.03, 0.98, 1.01]
     nights = [night(at, shift=shift) for at, shift in enumerate(shifts)]
     store(tmp_path, nights)
-    head = night(9, commit="1" * 40)
-    found = noise.histories(tmp_path, Side("b", (nights[0],)), Side("h", (head,)))
+    head = night(9, commit="1" * 40), night(9, commit="1" * 40, shift=1.001)
+    found = noise.histories(tmp_path, Side("b", (nights[0],)), Side("h", head))
     assert {key for key, _ in found} == {case.key for case in CASES[:2]}
     history = found[CASES[0].key, "overlapped_ms"]
     assert 0.015 < history.night < 0.045
@@ -32,11 +32,22 @@ def test_nights_that_differ_are_found(tmp_path: Path) -> None:
     assert quiet.night < 0.005, "what moves all times moves no ratio"
 
 
+def test_how_launches_of_one_night_differ_is_no_difference_of_nights(tmp_path: Path) -> None:
+    """Three nights of one launch each differ only as launches of a night do."""
+    nights = [night(at, shift=shift) for at, shift in enumerate([1.0, 1.004, 0.996, 1.002])]
+    store(tmp_path, nights)
+    head = tuple(night(9, commit="1" * 40, shift=shift) for shift in (1.0, 1.004, 0.996))
+    found = noise.histories(tmp_path, Side("b", (nights[0],)), Side("h", head))
+    history = found[CASES[0].key, "overlapped_ms"]
+    assert 0.002 < history.launch < 0.008
+    assert history.night < history.launch
+
+
 def test_head_tells_nothing_of_unchanged_code(tmp_path: Path) -> None:
     nights = [night(at) for at in range(3)]
     heads = [night(at, commit="1" * 40, shift=2.0) for at in range(5, 8)]
     store(tmp_path, [*nights, *heads])
-    found = noise.histories(tmp_path, Side("b", (nights[0],)), Side("h", (heads[0],)))
+    found = noise.histories(tmp_path, Side("b", (nights[0],)), Side("h", tuple(heads[:2])))
     assert found[CASES[0].key, "overlapped_ms"].night < 0.01
 
 

@@ -8,7 +8,7 @@ from harness import record as records
 from harness import sides
 from harness.errors import RecordError, UsageError
 from harness.record import Record
-from harness.sides import Side, load, times_of
+from harness.sides import Side, load
 
 A, B = "a" * 40, "a" * 12 + "b" * 28
 
@@ -115,7 +115,7 @@ def test_two_gpus_or_launches_without_a_time_are_not_in_turns() -> None:
 def test_times_are_one_number_a_launch_of_every_record() -> None:
     case = h2d_case(chunks=8)
     two = [record(h2d_result(case, launches=n, seed=n, repeats=4)) for n in (1, 2)]
-    found = times_of(Side("x", tuple(two)), case.key)
+    found = Side("x", tuple(two)).times[case.key]
     assert len(found) == 3
     assert set(found.values) == set(sides.QUANTITIES)
     launches = [launch for one in two for launch in one.cases[0].launches]
@@ -130,5 +130,5 @@ def test_what_was_not_measured_has_no_times() -> None:
     case = h2d_case(chunks=8)
     spoiled = h2d_result(case)
     spoiled.status = "invalid"
-    assert len(times_of(Side("x", (record(spoiled),)), case.key)) == 0
-    assert len(times_of(Side("x", (record(),)), case.key)) == 0
+    assert Side("x", (record(spoiled),)).times == {}
+    assert Side("x", (record(),)).times == {}
