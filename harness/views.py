@@ -77,6 +77,12 @@ def remarks(case: CaseResult) -> list[Remark]:
                 f"{percent(shift, places=1)} after {after}",
             )
         )
+    tried = (
+        {clean(tried.reason) for launch in case.launches for tried in launch.discarded}
+        if case.measured
+        else ()
+    )
+    found += [Remark(f"measured again after: {why}") for why in sorted(tried)]
     return found
 
 

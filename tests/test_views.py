@@ -5,6 +5,7 @@ import pytest
 from factories import curve_results, h2d_case, h2d_result, record, skipped, table_results
 
 from harness.families import MIB
+from harness.record import Discarded
 from harness.views import chunk_curves, overlap_grid, overlapped_series, remarks, telemetry_series, value
 
 
@@ -98,6 +99,16 @@ def test_remarks_tell_what_the_checks_found():
         "1.2 % after serial",
     ):
         assert text in told
+
+
+def test_a_case_that_was_measured_again_says_after_what():
+    case = h2d_result(h2d_case(chunks=8))
+    case.launches[0].discarded = [
+        Discarded(reason="shared GPU: 1 other process", rounds=20, wall_s=1, waited_s=1)
+    ]
+    assert [remark.text for remark in remarks(case)] == ["measured again after: shared GPU: 1 other process"]
+    case.status = "invalid"
+    assert "measured again" not in str(remarks(case)), "its reason says that it was of no use"
 
 
 def test_remarks_leave_out_what_was_not_found_and_survive_odd_checks():
