@@ -61,7 +61,7 @@ def test_unchanged_code_is_the_same_and_fine() -> None:
     assert gate.why(made) == "7 budgeted cases same or faster"
     effect = made.cases[0].effects["overlapped_ms"]
     assert effect.low < 0 < effect.high or abs(effect.change) < 0.005
-    assert effect.visible < 0.02
+    assert effect.visible < 0.05
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_case_whose_noise_hides_its_budget_is_not_fine() -> None:
     assert "inconclusive" in verdicts(made).values()
     assert gate.exit_code(made) == 3
     case = next(case for case in made.cases if case.verdict == "inconclusive")
-    assert case.effects["overlapped_ms"].visible > 0.02
-    assert "would have been seen, the budget is 2.0%" in case.reason
+    assert case.effects["overlapped_ms"].visible > 0.05
+    assert "would have been seen, the budget is 5.0%" in case.reason
 
 
 def test_a_case_without_a_budget_is_shown_and_fails_nothing() -> None:
