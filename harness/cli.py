@@ -242,9 +242,14 @@ def doctor(context: click.Context, /, device: str, as_json: bool, measure: bool)
     from harness import devices
     from harness import doctor as examination
 
-    found_device = devices.detect(device)
-    examined: Iterable[examination.Finding] = examination.examine(found_device)
-    if measure:
+    lacking: list[examination.Finding] = []
+    try:
+        found_device = devices.detect(device)
+    except UsageError as error:  # no such device: what there is says why
+        found_device = devices.detect("cpu")
+        lacking.append(examination.Finding("device", "fail", str(error)))
+    examined: Iterable[examination.Finding] = [*lacking, *examination.examine(found_device)]
+    if measure and not lacking:
         from harness import checkup, runs
 
         profile = runs.profile_of(None, found_device)
@@ -508,11 +513,27 @@ def gate_command(
     BASE, HEAD: as for `overlap compare`. With --against both sides are measured now, and none is given."""
     from harness import gate, trial
 
+    if against is None:
+        _refuse_measuring(context)
     asked = trial.Asked(base=base, head=head, against=against, confirm=confirm, **chosen)
-    with _terminated_like_interrupted():
-        made = trial.run(asked, watch=lambda text: click.echo(text, err=True))
+    try:
+        with _terminated_like_interrupted():
+            made = trial.run(asked, watch=lambda text: click.echo(text, err=True))
+    except KeyboardInterrupt:
+        kept = f"the launches finished are in {asked.results}" if against else "nothing was measured"
+        raise _Interrupted(f"interrupted: {kept}; a gate is not resumed, begin it again") from None
     _print_comparison(made, as_json=as_json, markdown=markdown)
     context.exit(gate.exit_code(made))
+
+
+def _refuse_measuring(context: click.Context) -> None:
+    """Records are there as they are: an option that says what to measure would change nothing."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if parameter.name in (*_PLANNED, "profile", "commit") and given:
+            raise UsageError(
+                f"{parameter.opts[0]}: says what to measure; it goes with --against, or leave it out"
+            )
 
 
 def _print_comparison(made: "Comparison", *, as_json: bool, markdown: bool) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from harness import comparable, contrast, sides
 from harness.budgets import Budget, Budgets
@@ -47,7 +48,8 @@ class Effect(msgspec.Struct, kw_only=True):
 class CaseComparison(msgspec.Struct, kw_only=True):
     """verdict: same, faster, slower, inconclusive; missing (base has it, head has not), invalid (measured on one side
     at most), skipped (has no meaning on either), new (only head has it). legs: where a slower case lost its time.
-    launches: of base and of head. gated: whether it has a budget."""
+    launches: of base and of head. base_ms,
+    head_ms: median of HEADLINE over launches. gated: whether it has a budget."""
 
     key: str
     family: str
@@ -57,6 +59,8 @@ class CaseComparison(msgspec.Struct, kw_only=True):
     legs: list[str] = []
     effects: dict[str, Effect] = {}
     launches: tuple[int, int] = (0, 0)
+    base_ms: float | None = None
+    head_ms: float | None = None
     budget: float = 0.0
     gated: bool = True
 
@@ -71,7 +75,8 @@ class SideFacts(msgspec.Struct, kw_only=True):
 
 class Comparison(msgspec.Struct, kw_only=True):
     """design: `interleaved` or `nights`. breaks: hard keys that differ, so that nothing is compared. crossed: those
-    that `--across` allowed. warnings: one line each. stages: 2 where what tripped was measured again."""
+    that `--across` allowed. warnings: one line each. stages: 2 where what trips is measured again. fresh: base and
+    head of the second stage, where anything tripped."""
 
     base: SideFacts
     head: SideFacts
@@ -81,6 +86,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     warnings: list[str]
     cases: list[CaseComparison]
     stages: int = 1
+    fresh: list[SideFacts] = []
 
 
 def compare(
@@ -103,19 +109,22 @@ def compare(
             what tripped is inconclusive.
         fresh: those cases of both sides measured again, in turns.
     """
-    if set(map(id, base.records)) & set(map(id, head.records)) or base.records == head.records:
-        raise UsageError(f"compare: base {base.name} and head {head.name} are the same records")
+    shared = [made for made in base.records if made.cases and made in head.records]
+    if shared:
+        named = f"{shared[0].run.time} of {shared[0].run.commit[:8]}"
+        raise UsageError(f"base {base.name} and head {head.name} share the record {named}; give each its own")
     interleaved = sides.interleaved(base, head)
-    breaks, crossed, warnings = _differences(base, head, _hard_names(across))
+    breaks, crossed, warnings = _differences(base, head, hard_names(across))
     made = Comparison(
         base=_facts(base),
         head=_facts(head),
         design="interleaved" if interleaved else "nights",
         breaks=breaks,
         crossed=crossed,
-        warnings=[*warnings, *_moved_ceilings(base, head)],
+        warnings=[*warnings, *_moved_ceilings(base, head, interleaved=interleaved)],
         cases=[],
         stages=2 if confirm else 1,
+        fresh=[_facts(side) for side in fresh or ()],
     )
     if breaks:
         return made
@@ -149,7 +158,8 @@ def _facts(side: Side) -> SideFacts:
     )
 
 
-def _hard_names(across: Iterable[str]) -> set[str]:
+def hard_names(across: Iterable[str]) -> set[str]:
+    """The hard keys of these names; UsageError for one that is none."""
     known = {key.rpartition(".")[2] for key in (*comparable.HARD_KEYS, *comparable.CPU_HARD_KEYS)}
     names = set(across)
     for name in sorted(names - known):
@@ -170,20 +180,24 @@ def _differences(base: Side, head: Side, across: set[str]) -> tuple[list[str], l
             # Records of one side that differ are no launches of one thing, whatever may be crossed.
             allowed = difference.key.rpartition(".")[2] in across and not within
             (crossed if allowed else breaks)[f"{'within base: ' if within else ''}{difference}"] = None
-        warnings |= dict.fromkeys(map(str, soft))
+        warnings |= dict.fromkeys(f"{'within base: ' if within else ''}{difference}" for difference in soft)
     for side, words in ((base, "base"), (head, "head")):
         if any(made.run.dirty for made in side.records):
             warnings[f"{words} was measured with uncommitted changes"] = None
         if not all(made.run.finished for made in side.records):
             warnings[f"{words} holds a run that did not finish"] = None
-    uuids = {str(made.machine.gpu.get("uuid")) for side in (base, head) for made in side.records}
+    uuids = {made.machine.gpu.get("uuid") for side in (base, head) for made in side.records} - {None}
     if len(uuids) > 1:
         warnings[f"{len(uuids)} GPUs of one model were used: they differ by more than launches of one"] = None
     return list(breaks), list(crossed), list(warnings)
 
 
-def _moved_ceilings(base: Side, head: Side) -> list[str]:
-    """What the device reaches alone, where it moved beyond what its launches differ by: the machine, not the code."""
+def _moved_ceilings(base: Side, head: Side, *, interleaved: bool) -> list[str]:
+    """What the device reaches alone, where it moved beyond what its launches differ by.
+
+    Between nights that is the machine. In turns the machine is the same, so it is what the cases stand on: the
+    backend, torch, the libraries.
+    """
     rates: list[dict[str, list[float]]] = []
     for side in (base, head):
         found: dict[str, list[float]] = {}
@@ -197,7 +211,12 @@ def _moved_ceilings(base: Side, head: Side) -> list[str]:
         old, new = sorted(rates[0][name]), sorted(rates[1][name])
         change = new[len(new) // 2] / old[len(old) // 2] - 1
         if abs(change) > CEILING_MOVED and (old[-1] < new[0] or new[-1] < old[0]):
-            said.append(f"machine changed: {name} alone is {change:+.1%}, whatever the code")
+            if interleaved:
+                said.append(
+                    f"{name} alone moved by {change:+.1%} with the side: below the cases, in backend or libraries"
+                )
+            else:
+                said.append(f"machine changed: {name} alone is {change:+.1%}")
     return sorted(said)
 
 
@@ -235,12 +254,23 @@ def _case(base: Side, head: Side, key: str, budgets: Budgets) -> tuple[CaseCompa
     else:
         times = {name: side.times.get(key, NO_TIMES) for name, side in (("base", base), ("head", head))}
         case.launches = (len(times["base"]), len(times["head"]))
+        case.base_ms, case.head_ms = (float(np.median(found.values[HEADLINE])) for found in times.values())
         if min(case.launches) < MIN_LAUNCHES:
-            few = f"{case.launches[0]} against {case.launches[1]} launches"
-            case.reason = f"{few}, want {MIN_LAUNCHES} or more of each"
+            few = (
+                f"{case.launches[0]} against {case.launches[1]} launches, want {MIN_LAUNCHES} or more of each"
+            )
+            case.reason = "; ".join([few, *dict.fromkeys(_lost(found))])
         else:
             return case, list(_pairs(key, times["base"], times["head"], budget))
     return case, []
+
+
+def _lost(found: Mapping[str, Sequence[CaseResult]]) -> Iterable[str]:
+    """Why launches of a case that has others are not there."""
+    for name, results in found.items():
+        for result in results:
+            if not result.measured:
+                yield f"{name}: {_not_measured([result])}"
 
 
 def _not_measured(results: Sequence[CaseResult]) -> str:
@@ -286,7 +316,10 @@ def _fresh_pairs(pairs: Sequence[Pair], base: Side, head: Side, budgets: Budgets
     found: list[Pair] = []
     for key in keys:
         found += _pairs(
-            key, base.times.get(key, NO_TIMES), head.times.get(key, NO_TIMES), budgets.of(key.partition("[")[0])
+            key,
+            base.times.get(key, NO_TIMES),
+            head.times.get(key, NO_TIMES),
+            budgets.of(key.partition("[")[0]),
         )
     return found
 

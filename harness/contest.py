@@ -57,7 +57,7 @@ def lines(made: Comparison) -> list[str]:
         if made.design == "interleaved"
         else "at different times: nights differ by more than launches"
     )
-    stages = "; what tripped was measured again" if made.stages == 2 else ""
+    stages = "; what tripped was measured again" if made.fresh else ""
     counted = Counter(case.verdict for case in made.cases)
     listed = ", ".join(f"{counted[verdict]} {verdict}" for verdict in ORDER if counted[verdict])
     return [
@@ -130,8 +130,7 @@ def _side(side: SideFacts) -> str:
 
 
 def _ms(case: CaseComparison, *, head: bool) -> str:
-    effect = case.effects.get(HEADLINE)
-    return NONE if effect is None else number(effect.head if head else effect.base)
+    return number(case.head_ms if head else case.base_ms)
 
 
 def _verdict(case: CaseComparison, notes: dict[str, int]) -> str:
@@ -160,15 +159,16 @@ def _names(cases: Sequence[CaseComparison]) -> Names:
 
 
 def _markdown_table(cases: Sequence[CaseComparison], names: Names) -> list[str]:
-    rows = ["| case | verdict | change | 95 % interval | would see | copy | compute | over model |"]
-    rows.append("|---|---|---:|---:|---:|---:|---:|---:|")
+    titles = ["case", "verdict", "base ms", "head ms", "change", "95 % interval", "would see"]
+    titles += [title.replace("\n", " ") for title in _CHANGES.values()]
+    rows = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
     for case in cases:
         reason = f"; {clean(case.reason)}" if case.reason else ""
         cells = [
             _escaped(names[case.key] or case.key),
             _escaped(case.verdict + _legs(case) + reason),
-            change(case, HEADLINE), interval(case), visible(case),
-            *(change(case, name) for name in ("transfer_ms", "compute_ms", "model_ratio")),
+            _ms(case, head=False), _ms(case, head=True),
+            change(case, HEADLINE), interval(case), visible(case), *(change(case, name) for name in _CHANGES),
         ]  # fmt: skip
         rows.append("| " + " | ".join(cells) + " |")
     return rows

@@ -3,10 +3,15 @@
 A test is one quantity of one case, decided from one number per launch. One correction (Holm) spans all tests: at most
 1 in 100 comparisons of unchanged code calls any of them slower or faster.
 
-Noise of an NVIDIA H200, from two nightly records of one commit (40 cases, one launch each, 20 to 80 rounds). In the
-28 cases that settled in both, a launch median varies by a standard deviation of 0.11 % (overlapped), 0.11 %
-(transfer) and 0.06 % (compute), of which the rounds inside the launch explain 0.08, 0.10 and 0.05 %; two of them
-vary by 0.9 %. Pageable copies vary by 6 % and up to 30 %, the time the host needs to enqueue by 18 %.
+Noise of an NVIDIA H200, in cases that settled: the standard deviation of a launch's median between launches, and in
+brackets what the rounds inside the launches explain, from results/records/h200-1:
+
+    one day, 2 launches, 28 cases     overlapped 0.11 % (0.08)   transfer 0.11 % (0.10)   compute 0.06 % (0.05)
+    another, 5 launches, 17 cases     overlapped 0.39 % (0.15)   transfer 0.36 % (0.22)   compute 0.09 % (0.04)
+
+Single launches are 2 to 4 % apart from the rest. Pageable copies vary by 12 % and up to 27 %, small ungated ones by 15
+to 20 %, the time the host needs to enqueue by 20 %. A launch varies by twice the error of its rounds, give or take
+half an order of magnitude: by their rounds noisy and quiet cases are told apart.
 """
 
 from __future__ import annotations

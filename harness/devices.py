@@ -20,6 +20,9 @@ from harness.telemetry import Nvml, NvmlDevice
 
 CHOICES = ("auto", "cuda", "cpu")
 
+# Why it is the cpu, where nothing else is to blame.
+ASKED = "asked for"
+
 # One of these is there wherever a CUDA driver is: Linux, WSL, Jetson.
 _DRIVER_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvmap")
 
@@ -64,7 +67,7 @@ def detect(requested: str) -> Device:
     if requested not in CHOICES:
         raise UsageError(f"device: got {requested!r}, want {', '.join(CHOICES[:-1])} or {CHOICES[-1]}")
     if requested == "cpu":
-        return _cpu("asked for")
+        return _cpu(ASKED)
     device, reason, remedy = _cuda(insist=requested == "cuda")
     if device is not None:
         return device

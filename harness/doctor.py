@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.devices import Device, cores, torch_build
+from harness.devices import ASKED, Device, cores, torch_build
 from harness.machine import memlock_bytes, shm_bytes
 from harness.sizes import format_size
 from harness.source import checkout
@@ -96,7 +96,8 @@ def _device(device: Device) -> Iterator[Finding]:
         if nvml.reason is not None:
             level = "warn" if device.kind == "cuda" else "info"
             text = f"not readable: {nvml.reason}; no clocks, power or throttle reasons beside the samples"
-            yield Finding("nvml", level, text, "install nvidia-ml-py and an NVIDIA driver")
+            missing = "nvidia-ml-py" if "nvidia-ml-py" in nvml.reason else "an NVIDIA driver"
+            yield Finding("nvml", level, text, f"install {missing}")
             return
         driver = nvml.system("nvmlSystemGetDriverVersion").value
         cuda, _ = nvml.system("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
@@ -108,7 +109,7 @@ def _device(device: Device) -> Iterator[Finding]:
     if device.kind == "cuda" and built and cuda and int(built.partition(".")[0]) > cuda // 1000:
         text = f"torch is built for CUDA {built}, newer than the driver's"
         yield Finding("driver", "fail", text, "update the driver, or install a torch for its CUDA version")
-    if device.kind == "cpu" and count and device.reason != "asked for":
+    if device.kind == "cpu" and count and device.reason != ASKED:
         yield Finding(
             "hidden GPU",
             "warn",

@@ -124,7 +124,7 @@ def overlap_bars(record: Record) -> Figure | None:
             ax.margins(y=0.12)
             ax.grid(axis="x", visible=False)
             ax.set_title(f"{memory} memory")
-        axes[0].set_ylabel(f"device time, ms a batch ({grid.where})")
+        axes[0].set_ylabel(f"device time, ms a batch\n({grid.where})")
         figure.legend(*legend(axes), loc="outside lower left", ncols=5)
         if len(memories) > 1:
             axes[-1].set_title("scale of its own", loc="right", fontsize=8, weight="normal", color=GREY)

@@ -37,4 +37,4 @@ def why(made: Comparison) -> str:
         parts.append(f"{lost} of {len(gated)} budgeted cases not seen (missing, invalid or inconclusive)")
     if not seen:
         parts.append("no budgeted case could be compared")
-    return "; ".join(parts) or f"{seen} budgeted cases same or faster"
+    return "; ".join(parts) or f"{seen} budgeted case{'' if seen == 1 else 's'} same or faster"

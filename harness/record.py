@@ -103,6 +103,10 @@ def loads(data: bytes, *, source: str = "record") -> Record:
         raise RecordError(f"{source}: run.time: got {record.run.time!r}, want UTC, as 2026-11-30T08:00:00Z")
     if re.fullmatch(r"[0-9a-f]{7,40}|none", record.run.commit) is None:
         raise RecordError(f"{source}: run.commit: got {record.run.commit!r}, want 7 to 40 hex digits or none")
+    try:
+        datetime.datetime.fromisoformat(record.run.time)
+    except ValueError:
+        raise RecordError(f"{source}: run.time: got {record.run.time!r}, which is no time") from None
     for fault in sense.faults(record):
         raise RecordError(f"{source}: {fault}")
     return record

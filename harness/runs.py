@@ -243,7 +243,9 @@ def _newest_unfinished(options: Options) -> Path:
         if _hold(path):
             return path
         others = f" but {path}, which another process is measuring"
-    raise UsageError(f"resume: no unfinished record under {folder}{others}; give its path")
+    raise UsageError(
+        f"resume: no unfinished record under {folder}{others}; give the path of one, or begin a new run"
+    )
 
 
 def _written(path: Path) -> tuple[bool, float]:

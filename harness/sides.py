@@ -15,6 +15,9 @@ from harness.errors import UsageError
 from harness.record import CaseResult, Record
 from harness.statistics import Array
 
+# From one launch to the next, in turns; what lies further apart may be another state of the machine.
+TURN_S = 1800.0
+
 _COMMIT = re.compile(r"[0-9a-f]{7,40}", re.IGNORECASE)
 
 # What is compared of a case: the headline, its legs, and how far the schedule is from its model.
@@ -116,19 +119,22 @@ def _side(asked: str, found: list[Record], machine: str | None) -> Side:
         raise UsageError(f"side: {asked} has no record of machine {machine}")
     if len(names) > 1:
         raise UsageError(f"side: {asked} has records of {', '.join(names)}; choose one with --machine")
-    return Side(asked, tuple(sorted(found, key=lambda made: made.run.time)))
+    # A run that was stopped before its first case has nothing to compare, unless it is all there is.
+    begun = [made for made in found if made.cases] or found
+    return Side(asked, tuple(sorted(begun, key=lambda made: made.run.time)))
 
 
 def interleaved(base: Side, head: Side) -> bool:
-    """Whether both sides were measured in turns on one machine, so that a launch is the unit of comparison."""
+    """Whether both sides were measured in turns on one machine, so that a launch is the unit of comparison: one after
+    the other, two by two a launch of each."""
     if len({_device(made) for side in (base, head) for made in side.records}) > 1:
         return False
-    times = [(at, side is head) for side in (base, head) for at in side.began()]
-    if not base.began() or not head.began():
+    times = sorted((at, side is head) for side in (base, head) for at in side.began())
+    if not times or len(base.began()) != len(head.began()):
         return False
-    order = [of_head for _, of_head in sorted(times)]
-    changes = sum(a != b for a, b in itertools.pairwise(order))
-    return changes >= min(len(base.began()), len(head.began()))
+    if any(later - earlier > TURN_S for (earlier, _), (later, _) in itertools.pairwise(times)):
+        return False
+    return all(one[1] != other[1] for one, other in zip(times[::2], times[1::2], strict=True))
 
 
 def _device(made: Record) -> str:

@@ -113,7 +113,10 @@ def resolve(revision: str, start: Path | None = None) -> str:
         ]
     except _NoAnswer as error:
         why = "no such commit here" if "exit code 1" in str(error) else str(error)
-        raise UsageError(f"revision: got {revision!r}: {why}; give a commit, branch or tag") from None
+        remedy = (
+            "give a commit, branch or tag" if why != str(error) else "mend that, or give a folder or records"
+        )
+        raise UsageError(f"revision: got {revision!r}: {why}; {remedy}") from None
 
 
 @dataclass(frozen=True)

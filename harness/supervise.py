@@ -148,7 +148,9 @@ class _Run:
         return Job(
             device=plan.device.kind,
             uuid=plan.device.uuid,
-            no_telemetry=plan.device.reason,
+            no_telemetry="the cpu backend has no GPU to read"
+            if plan.device.kind == "cpu"
+            else plan.device.reason,
             profile=plan.profile,
             cases=[case.key for case in waiting],
             launch=launch,

@@ -38,6 +38,8 @@ def tree(given: str) -> Iterator[Tree]:
     its own, so that whatever ends this process leaves nothing behind in the repository.
     """
     folder = Path(given)
+    if not given.strip():
+        raise UsageError("against: got nothing, want a revision or a folder with a checkout")
     if folder.is_dir():
         if not (folder / "harness" / "__init__.py").is_file():
             raise UsageError(

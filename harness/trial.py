@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import budgets as budget_files
-from harness import comparison, duel, noise, sides, trees
+from harness import comparison, duel, noise, runs, sides, trees
+from harness.budgets import Budgets
 from harness.comparison import Comparison
 from harness.duel import Watch
 from harness.errors import UsageError
@@ -50,7 +51,10 @@ def run(asked: Asked, watch: Watch = lambda text: None) -> Comparison:
     MeasurementError when a side cannot be measured. The records of whatever was measured stay in the store.
     """
     known = budget_files.load(asked.budgets)
+    comparison.hard_names(asked.across)
     with _trees(asked) as pair:
+        if pair is not None:
+            _check_cases(asked, known)
         if asked.against is None:
             assert asked.base is not None
             assert asked.head is not None
@@ -70,6 +74,30 @@ def run(asked: Asked, watch: Watch = lambda text: None) -> Comparison:
                 base, head, known, across=asked.across, histories=histories, confirm=True, fresh=fresh
             )
     return made
+
+
+def _check_cases(asked: Asked, known: Budgets) -> None:
+    """UsageError for what no run would take, and for cases none of which can fail the gate."""
+    plan, _ = runs.planned(
+        runs.Options(
+            suites=asked.suites,
+            tier=asked.tier,
+            patterns=asked.patterns,
+            device=asked.device,
+            profile=asked.profile,
+            machine=asked.machine,
+            results=asked.results,
+            commit=asked.commit,
+        )
+    )
+    budgeted = [case for case in plan.cases if known.of(case.family.name).gates(case.key)]
+    if plan.device.kind == "cpu":  # what has no meaning there is skipped on both sides
+        budgeted = [case for case in budgeted if case.params.get("memory") != "pinned"]
+    if not budgeted:
+        raise UsageError(
+            f"gate: none of the {len(plan.cases)} cases has a budget and can be measured here; choose others, or give "
+            "--budgets FILE with budgets for them"
+        )
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def with_chunks(chunks: object) -> str:
         (["run", "--results", "afile/below"], "results: cannot write afile/below/records/"),
         (["run", "--results", "/proc/nowhere"], "results: cannot write /proc/nowhere/records/"),
         (["run", "--resume", "nowhere.json"], "nowhere.json: cannot read: No such file"),
-        (["run", "--resume"], "resume: no unfinished record under results/records; give its path"),
+        (["run", "--resume"], "resume: no unfinished record under results/records; give the path of one, or begin"),
         (["list", "--suite", "nope"], "suite: got 'nope'"),
         (["list", "--case", "nope"], "case: got 'nope', which matches none of the"),
         (["show"], "Missing argument 'RECORD'; see overlap show --help"),
@@ -169,7 +169,17 @@ def test_a_size_beyond_the_memory(overlap, monkeypatch):
     assert "0.00 GiB are free; choose a smaller size than in h2d[" in words
 
 
-@pytest.mark.parametrize("command", ["run", "list", "doctor"])
+def test_the_doctor_says_all_that_is_here_where_cuda_is_not(overlap, monkeypatch):
+    monkeypatch.setattr(devices, "_cuda", lambda *, insist: (None, "torch has no CUDA", "install one"))
+    said = overlap("doctor", "--device", "cuda", "--json")
+    assert said.code == 3
+    first, *rest = json.loads(said.out)
+    assert (first["level"], first["name"]) == ("fail", "device")
+    assert first["text"].startswith("device: got cuda, but torch has no CUDA")
+    assert {"python", "torch"} <= {finding["name"] for finding in rest}
+
+
+@pytest.mark.parametrize("command", ["run", "list"])
 def test_a_cuda_device_where_there_is_none(overlap, monkeypatch, command):
     monkeypatch.setattr(devices, "_cuda", lambda *, insist: (None, "torch has no CUDA", "install one"))
     words = overlap.refuses(command, "--device", "cuda")

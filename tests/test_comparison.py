@@ -144,6 +144,22 @@ def test_too_few_launches_are_said_and_not_fine() -> None:
     made = judged(side("head", launches=2))
     assert {case.reason for case in made.cases} == {"3 against 2 launches, want 3 or more of each"}
     assert gate.exit_code(made) == 3
+    assert all(case.base_ms and case.head_ms and not case.effects for case in made.cases), "the numbers stand"
+
+
+def test_a_launch_that_is_not_there_says_why() -> None:
+    head = side("head")
+    for result in head.records[1].cases:
+        result.status, result.reason = "invalid", "control failed: null"
+    reason = "3 against 2 launches, want 3 or more of each; head: invalid: control failed: null"
+    assert {case.reason for case in judged(head).cases} == {reason}
+
+
+def test_a_record_on_both_sides_is_refused() -> None:
+    base, head = side("base"), side("head")
+    both = Side("head", (*head.records, base.records[0]))
+    with pytest.raises(UsageError, match="share the record"):
+        compare(base, both, budgets.load())
 
 
 def test_an_empty_record_is_not_fine() -> None:
@@ -223,7 +239,7 @@ def test_records_of_one_side_that_differ_are_no_side() -> None:
 
 def test_a_record_is_not_compared_with_itself() -> None:
     base = side("base")
-    with pytest.raises(UsageError, match="are the same records"):
+    with pytest.raises(UsageError, match="share the record 2026-11-30T08:00:00Z of 01234567"):
         compare(base, base, budgets.load())
 
 
@@ -232,7 +248,12 @@ def test_what_the_device_reaches_alone_tells_a_changed_machine() -> None:
     for kept, rate in [*((kept, 55.4) for kept in base.records), *((kept, 50.0) for kept in head.records)]:
         kept.ceilings = [Ceiling(name="h2d", launch=0, value=rate, unit="GB/s")]
     made = compare(base, head, budgets.load())
-    assert "machine changed: h2d alone is -9.7%, whatever the code" in made.warnings
+    words = "h2d alone moved by -9.7% with the side: below the cases, in backend or libraries"
+    assert words in made.warnings, "in turns the machine is the same"
+    later = Side("head", tuple(one(CASES, at, 7) for at in (11, 12, 13)))
+    for kept in later.records:
+        kept.ceilings = [Ceiling(name="h2d", launch=0, value=50.0, unit="GB/s")]
+    assert "machine changed: h2d alone is -9.7%" in compare(base, later, budgets.load()).warnings
 
 
 def test_sides_of_different_nights_need_a_history() -> None:

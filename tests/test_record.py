@@ -668,3 +668,9 @@ def test_the_time_is_written_as_it_is_read():
 @pytest.mark.parametrize("name", ["a", "h200-1", "A.b_c-9", "0" * 64])
 def test_names_of_machines_are_names_of_folders(name):
     assert safe_name(name) == name
+
+
+def test_a_time_that_is_none_is_refused():
+    data = dumps(small()).replace(small().run.time.encode(), b"2026-13-99T99:99:99Z")
+    with pytest.raises(RecordError, match="run.time: got '2026-13-99T99:99:99Z', which is no time"):
+        loads(data)

@@ -441,7 +441,8 @@ def test_the_newest_unfinished_record_is_found(tmp_path):
     record.write(newer, kept)
     assert resume(options(tmp_path, commit=a, machine="bench-1"), "latest")[2] == old
     with pytest.raises(
-        UsageError, match=r"resume: no unfinished record under .*results/records; give its path"
+        UsageError,
+        match=r"resume: no unfinished record under .*results/records; give the path of one, or begin a new run",
     ):
         resume(options(tmp_path, machine="bench-3"), "latest")
 

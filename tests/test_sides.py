@@ -97,6 +97,8 @@ def began(*times: float, uuid: str = "GPU-1") -> Side:
         ((1, 3, 5), (2, 4, 6), True),
         ((1, 2, 3), (4, 5, 6), False),
         ((1, 2, 6), (3, 4, 5), False),  # base before and after is not in turns
+        ((1, 86401, 172801), (86400, 172800, 259200), False),  # a night apart
+        ((1, 3, 5, 7), (2, 4, 6), False),
     ],
 )
 def test_sides_in_turns_are_told_from_nights(

@@ -194,7 +194,11 @@ def test_a_worker_is_told_all_that_it_needs(bench):
     bench.run(controls=True, launches=2)
     first, second = bench.logged("job")
     assert msgspec.convert(first["profile"], Profile) == PROFILE
-    assert (first["device"], first["uuid"], first["no_telemetry"]) == ("cpu", None, "asked for")
+    assert (first["device"], first["uuid"], first["no_telemetry"]) == (
+        "cpu",
+        None,
+        "the cpu backend has no GPU to read",
+    )
     assert (first["target"], first["seconds"], first["controls"]) == (0.03, None, True)
     assert (first["launch"], second["launch"], second["controls"]) == (0, 1, True)
 

@@ -3,11 +3,13 @@
 import contextlib
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_comparison import CASES, one
 
-from harness import duel, record, sides, trees, trial
+from harness import duel, record, runs, sides, trees, trial
+from harness.devices import Device
 from harness.errors import UsageError
 from harness.trees import Tree
 from harness.trial import Asked
@@ -56,6 +58,8 @@ def machine(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trees, "tree", lambda given: contextlib.nullcontext(THERE))
     monkeypatch.setattr(trees, "here", lambda: HERE)
+    planned = SimpleNamespace(cases=CASES, device=Device("cuda", "NVIDIA H200", 1))
+    monkeypatch.setattr(runs, "planned", lambda options: (planned, None))
     return make
 
 
@@ -103,6 +107,17 @@ def test_where_nothing_trips_nothing_is_measured_again(machine) -> None:
     made = trial.run(Asked(against="main", confirm=True))
     assert len(bench.asked) == 1
     assert {case.verdict for case in made.cases} == {"same"}
+
+
+def test_cases_without_a_budget_are_refused_before_they_are_measured(machine, tmp_path) -> None:
+    bench = machine()
+    path = tmp_path / "none.toml"
+    path.write_text('[default]\ntime = 0.02\nhost = 0.5\nunbudgeted = ["*"]\n')
+    with pytest.raises(UsageError, match="none of the 7 cases has a budget"):
+        trial.run(Asked(against="main", budgets=path))
+    with pytest.raises(UsageError, match="across: got 'nope'"):
+        trial.run(Asked(against="main", across=("nope",)))
+    assert bench.asked == []
 
 
 @pytest.mark.parametrize(
