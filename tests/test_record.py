@@ -672,5 +672,5 @@ def test_names_of_machines_are_names_of_folders(name):
 
 def test_a_time_that_is_none_is_refused():
     data = dumps(small()).replace(small().run.time.encode(), b"2026-13-99T99:99:99Z")
-    with pytest.raises(RecordError, match="run.time: got '2026-13-99T99:99:99Z', which is no time"):
+    with pytest.raises(RecordError, match=r"run.time: got '2026-13-99T99:99:99Z', which is no time"):
         loads(data)
