@@ -344,7 +344,9 @@ def _judge(cases: Sequence[CaseComparison], pairs: Sequence[Pair], found: Iterab
     for case in cases:
         if HEADLINE in case.effects:
             verdicts = {name: effect.verdict for name, effect in case.effects.items()}
-            case.verdict = "slower" if "slower" in verdicts.values() else verdicts[HEADLINE]
+            # A leg that got faster makes the model faster, and nobody slower.
+            timed = (verdict for name, verdict in verdicts.items() if name != "model_ratio")
+            case.verdict = "slower" if "slower" in timed else verdicts[HEADLINE]
             if case.verdict == "slower":
                 case.legs = list(legs(case.effects))
             elif case.verdict == "inconclusive":

@@ -91,6 +91,15 @@ def test_a_slower_host_is_a_leg_of_its_own() -> None:
     assert {tuple(case.legs) for case in changed.cases} == {("host",)}
 
 
+def test_a_copy_that_got_faster_behind_the_compute_is_no_loss() -> None:
+    """The overlapped time stays, and so is more over its model than before."""
+    base = side("base", change=lambda case: {"c_ms": 3.0, "k_ms": 3.0, "hidden": 0.9})
+    head = side("head", change=lambda case: {"c_ms": 2.0, "k_ms": 3.0, "hidden": 0.85})
+    made = judged(head, base)
+    assert "slower" in {case.effects["model_ratio"].verdict for case in made.cases}
+    assert "slower" not in verdicts(made).values()
+
+
 def test_a_faster_case_is_called_and_fine() -> None:
     made = judged(
         side("head", change=lambda case: {"c_ms": 0.9 * TIMES["c_ms"], "k_ms": 0.9 * TIMES["k_ms"]})

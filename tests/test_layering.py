@@ -30,6 +30,7 @@ FOREIGN = {
     "asv": {"asv_plugin", "steps"},
     "numpy": {
         "statistics", "modality", "theory", "spreads", "evidence", "contrast", "doubts", "metrics", "figures", "sides",
+        "comparison", "noise",
     },
     "scipy": {"statistics", "theory", "spreads"},
 }  # fmt: skip

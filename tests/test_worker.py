@@ -266,6 +266,7 @@ def test_a_case_spoiled_from_outside_is_measured_again_and_what_was_discarded_is
 
 def test_whoever_stays_on_the_gpu_does_not_hold_the_launch_up(stage, monkeypatch):
     monkeypatch.setattr(worker, "PATIENCE_S", 8.0)
+    monkeypatch.setattr(worker.time, "monotonic", lambda: 100.0)
     gone_after(stage, 1000)
     stage.run(A, B, C, controls=False, ceilings=False)
     found = [stage.done(key) for key in (A, B, C)]
