@@ -12,7 +12,7 @@ from harness.record import Record
 from harness.sides import QUANTITIES, Side, Times
 
 # Records read back from the newest.
-NIGHTS = 10
+NIGHTS = 6
 MIN_NIGHTS = 3
 
 
