@@ -232,10 +232,9 @@ class Child(Process):
 
 def environment() -> dict[str, str]:
     """What every child that opens the device is started in; the package may be a checkout that is not installed."""
-    paths = filter(None, [str(source.package_root()), os.environ.get("PYTHONPATH", "")])
     return {
         "CUDA_MODULE_LOADING": "EAGER",
         **os.environ,
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": source.python_path(source.package_root()),
     }

@@ -463,12 +463,11 @@ def compare(
 
     BASE, HEAD: a record, a folder of records, or a commit of which the store has some."""
     from harness import budgets as budget_files
-    from harness import comparison, gate, noise, sides
+    from harness import gate, sides, trial
 
     known = budget_files.load(budgets)
     one, other = (sides.load(asked, results, machine) for asked in (base, head))
-    histories = {} if sides.interleaved(one, other) else noise.histories(results, one, other)
-    made = comparison.compare(one, other, known, across=across, histories=histories)
+    made = trial.judge(one, other, known, results, across=across)
     _print_comparison(made, as_json=as_json, markdown=markdown)
     context.exit(gate.exit_code(made) if with_code else 0)
 

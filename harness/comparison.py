@@ -48,8 +48,8 @@ class Effect(msgspec.Struct, kw_only=True):
 class CaseComparison(msgspec.Struct, kw_only=True):
     """verdict: same, faster, slower, inconclusive; missing (base has it, head has not), invalid (measured on one side
     at most), skipped (has no meaning on either), new (only head has it). legs: where a slower case lost its time.
-    launches: of base and of head. base_ms,
-    head_ms: median of HEADLINE over launches. gated: whether it has a budget."""
+    launches: of base and of head. base_ms, head_ms: median of HEADLINE over launches. gated: whether it has a budget.
+    """
 
     key: str
     family: str

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import MeasurementError
+from harness.source import python_path
 from harness.trees import Tree, here
 
 # From an interrupt, which reaches the run as well, until it has stopped its worker and kept its record.
@@ -83,8 +84,7 @@ def _run(tree: Tree, terms: Terms, side: str) -> Path:
 @contextlib.contextmanager
 def _started(command: Sequence[str], root: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """The run of a tree; an interrupt is awaited, so that its record is whole and no worker outlives it."""
-    paths = filter(None, [str(root), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": python_path(root)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment)
     try:
         yield process

@@ -35,6 +35,11 @@ def package_root() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
+def python_path(root: Path) -> str:
+    """PYTHONPATH for a child that is to import the package from `root`."""
+    return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+
+
 def checkout(start: Path | None = None, *, results: Path | None = None) -> Checkout:
     """The state of the checkout that `start` lies in; by default, of the one that the package is in.
 

@@ -1,7 +1,7 @@
 """`overlap gate`: records that are there, or two trees measured now, in one stage or in two."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,19 +61,30 @@ def run(asked: Asked, watch: Watch = lambda text: None) -> Comparison:
             base, head = (sides.load(name, asked.results, asked.machine) for name in (asked.base, asked.head))
         else:
             base, head = _measured(asked, pair, (), watch)
-        turns = sides.interleaved(base, head)
-        histories = {} if turns else noise.histories(asked.results, base, head)
-        made = comparison.compare(
-            base, head, known, across=asked.across, histories=histories, confirm=asked.confirm
-        )
+        made = judge(base, head, known, asked.results, across=asked.across, confirm=asked.confirm)
         again = comparison.tripped(made) if asked.confirm else []
         if again:
             watch(f"{len(again)} of {len(made.cases)} cases tripped and are measured again")
             fresh = _measured(asked, pair, tuple(again), watch)
-            made = comparison.compare(
-                base, head, known, across=asked.across, histories=histories, confirm=True, fresh=fresh
-            )
+            made = judge(base, head, known, asked.results, across=asked.across, confirm=True, fresh=fresh)
     return made
+
+
+def judge(
+    base: Side,
+    head: Side,
+    known: Budgets,
+    results: Path,
+    *,
+    across: Iterable[str] = (),
+    confirm: bool = False,
+    fresh: tuple[Side, Side] | None = None,
+) -> Comparison:
+    """As comparison.compare, with what the store under `results` knows of nights, for sides not measured in turns."""
+    histories = {} if sides.interleaved(base, head) else noise.histories(results, base, head)
+    return comparison.compare(
+        base, head, known, across=across, histories=histories, confirm=confirm, fresh=fresh
+    )
 
 
 def _check_cases(asked: Asked, known: Budgets) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import factories
 import pytest
+from processes import children, gone
 
 import harness
 from harness import cli, devices, host, record, source, supervise
@@ -505,26 +506,6 @@ def until_line(process: subprocess.Popen[str], beginning: str) -> None:
     raise AssertionError(f"the run ended without a line {beginning!r}")
 
 
-def workers(parent: int) -> list[int]:
-    """The children of a process."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
@@ -554,13 +535,13 @@ def test_a_real_run(tmp_path):
     launch = kept.cases[0].launches[0]
     assert len(launch.ranks[0].rounds) >= 20
     assert kept.cases[0].metrics["overlapped_ms"].value > 0
-    assert workers(os.getpid()) == []
+    assert children(os.getpid()) == []
 
 
 def test_an_interrupted_run_can_be_gone_on_with(tmp_path):
     process = start(tmp_path, "run", *QUICK, *cases(TWO, PINNED, ONE, FOUR))
     until_line(process, "[2/4]")
-    (worker,) = workers(process.pid)
+    (worker,) = children(process.pid)
     os.kill(worker, signal.SIGSTOP)  # so that the other cases do not finish before the interrupt comes
     process.send_signal(signal.SIGINT)
     said = finish(process)
@@ -590,7 +571,7 @@ def test_an_interrupted_run_can_be_gone_on_with(tmp_path):
 def test_a_run_that_is_killed_leaves_its_finished_cases_and_no_worker(tmp_path):
     process = start(tmp_path, "run", *QUICK, *cases(PINNED, TWO, ONE))
     until_line(process, "[1/3]")
-    (worker,) = workers(process.pid)
+    (worker,) = children(process.pid)
     os.kill(worker, signal.SIGSTOP)  # so that it cannot notice by itself that nobody listens any more
     process.kill()
     process.communicate(timeout=10)

@@ -5,7 +5,6 @@ sampler, the disk and the machine's surroundings that fail.
 """
 
 import ast
-import contextlib
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import factories
 import pytest
 from fakes import MS, FakeWorkload, ScriptedClock
+from processes import children, gone
 from test_supervise import STAND_IN
 
 import harness
@@ -34,24 +34,6 @@ ROOT = Path(harness.__file__).parent.parent
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 CPU_KEY = "h2d[memory=pageable,stream=side,chunks={},size=1MiB,ratio=1,gate=off]"
 GPU_KEY = "h2d[memory=pinned,stream=side,chunks={},size=16MiB,ratio=1,gate=off]"
-
-
-def children(parent: int) -> list[int]:
-    """The running children of a process."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == parent and fields[0] != "Z":
-                found.append(int(path.parent.name))
-    return found
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def within(seconds: float, condition: Callable[[], object]) -> bool:

@@ -279,5 +279,8 @@ def test_where_nothing_can_be_held_nobody_is_kept_out(tmp_path, monkeypatch):
             raise OSError(errno.EPERM, "not in this sandbox")
 
     monkeypatch.setattr(files.socket, "socket", Bare)
-    with hold(tmp_path / "a"), hold(tmp_path / "a"):
+    first, second = hold(tmp_path / "a"), hold(tmp_path / "a")
+    assert first is not None
+    assert second is not None
+    with first, second:
         pass
