@@ -49,7 +49,8 @@ test: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist worksteal -m 'not timing and not gpu and not multigpu'
+	$(PY) -m pytest -m 'timing or gpu or multigpu'
 
 clean:
 	rm -rf .asv .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist *.egg-info

@@ -137,6 +137,7 @@ def test_a_sample_lasts_at_least_as_long_as_the_profile_asks(little, monkeypatch
     assert calibration._tables("cpu", start(32), lambda text: None).repeats["pageable"]["4MiB"] == repeats
 
 
+@pytest.mark.timing
 def test_sizes_found_on_this_machine_balance_its_legs(little):
     """The start is off by twenty and more. Another program that takes the cores may spoil one try, not three."""
     far = msgspec.structs.replace(start(512), column_step=16)

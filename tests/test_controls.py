@@ -21,6 +21,8 @@ from harness.sampler import NullSampler, open_sampler
 from harness.telemetry import full_uuid
 from harness.workloads.base import Sample
 
+pytestmark = pytest.mark.timing
+
 NAMES = [
     "known answer",
     "same stream",

@@ -215,6 +215,8 @@ def test_the_real_child_says_why_it_has_no_device(monkeypatch):
 
 @pytest.fixture
 def overlap(monkeypatch, capsys, children):
+    monkeypatch.delenv("COLUMNS", raising=False)
+
     def call(*arguments, device=GPU):
         monkeypatch.setattr(sys, "argv", ["overlap", "myths", *arguments])
         monkeypatch.setattr(devices, "detect", lambda requested: device)

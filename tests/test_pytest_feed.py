@@ -345,6 +345,7 @@ def newest(folder: Path) -> Path:
     return max((folder / "results").rglob("*.json"))
 
 
+@pytest.mark.timing
 def test_a_second_run_is_compared_and_one_with_twice_the_work_fails(run: Pytest) -> None:
     """By the least of the samples: it is the one that other work on this machine does not move."""
     asked = {"OVERLAP_DEVICE": "cpu", "OVERLAP_CASE": f"{SMALL.format('side')} {SMALL.format('default')}"}

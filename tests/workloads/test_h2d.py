@@ -1,6 +1,7 @@
 """The h2d pipeline: right in every arm, and caught when it is wrong."""
 
 import json
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from harness.errors import Skip
 from harness.families import H2D, MIB
 from harness.measure import measure
 from harness.profiles import Profile
-from harness.statistics import StopRule, interval
+from harness.statistics import StopRule
 from harness.workloads import build
 from harness.workloads.h2d import MAX_GATED_LAUNCHES, H2DWorkload
 
@@ -290,28 +291,66 @@ def test_what_has_no_meaning_is_skipped_with_the_reason(backend: Backend) -> Non
         workload_of(backend, **axes)
 
 
+def two_bare_threads_overlap() -> bool:
+    """Whether a copy and products on two plain threads take clearly less than one after the other, here and now.
+
+    Other work on this machine, seen or not, may leave no second core: then no harness can show any overlap.
+    """
+    source, target = torch.ones(2, 32 * MIB), torch.empty(32 * MIB)
+    x, y = torch.ones(2, 1024, 1024)
+
+    def copies() -> None:
+        torch.set_num_threads(1)
+        for index in range(4):
+            target.copy_(source[index % 2])
+
+    def products() -> None:
+        torch.set_num_threads(1)
+        for _ in range(2):
+            torch.mm(x, x, out=y)
+
+    def seconds(*works: Callable[[], None]) -> float:
+        threads = [threading.Thread(target=work) for work in works]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - began
+
+    gained = []
+    for _ in range(7):
+        alone = seconds(copies), seconds(products)
+        gained.append((sum(alone) - seconds(copies, products)) / min(alone))
+    return sorted(gained)[1] > 0.5
+
+
+@pytest.mark.timing
 def test_on_a_cpu_several_chunks_beat_serial_and_one_does_not() -> None:
-    """Outside both intervals; five attempts, since other work on the cores slows the overlapped arm first."""
+    """In 3 of 4 rounds; judged only while two bare threads overlap before it and after it."""
     backend = get_backend("cpu")
     profile = profiles.packaged()["cpu"]
+    threads = torch.get_num_threads()
+    judged = []
     for _ in range(5):
-        found = {}
+        free = two_bare_threads_overlap()
+        faster = {}
         for chunks in (8, 1):
-            case = case_of(backend, size=128 * MIB, chunks=chunks, gate="on")
+            case = case_of(backend, size=64 * MIB, chunks=chunks, gate="on")
             workload = H2DWorkload(case, profile, backend)
             rounds = measure(workload, StopRule(looks=(20,))).rounds
             workload.close()
-            found[chunks] = {
-                arm: interval(lambda t: t["ms"], [{"ms": [seen.arms[arm] for seen in rounds]}])
-                for arm in ("serial", "overlapped")
-            }
-        wins = found[8]["overlapped"].high < found[8]["serial"].low
-        none = found[1]["overlapped"].high >= found[1]["serial"].low
-        if wins and none:
+            faster[chunks] = sum(seen.arms["overlapped"] < seen.arms["serial"] for seen in rounds)
+        if faster[8] >= 15 and faster[1] < 15:
             break
+        if free and two_bare_threads_overlap():
+            judged.append(faster)
+    else:
+        if len(judged) < 2:
+            pytest.skip(f"other work leaves no second core here; rounds of 20 that were faster: {judged}")
+        pytest.fail(f"rounds of 20 in which overlapped beat serial, by chunks: {judged}")
     backend.close()
-    assert wins, found
-    assert none, found
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.gpu
