@@ -7,9 +7,10 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     schema, sense, record                       what was measured, as a file
     statistics, modality, theory                numbers without units
     spreads, evidence, contrast, legs           launches against launches: what differs, and what could not be seen
-    doubts, metrics                             what the samples of a record mean
+    doubts, registry, metrics                   what the samples of a record mean
     telemetry, sampler, nvml_sampler, validity  NVML beside the samples; pynvml lives in telemetry
     devices, machine, source, comparable        on what, and of which commit
+    group                                       the processes that measure a case together
     backends, workloads                         how one sample is made and checked; torch lives here
     measure, ceilings, controls                 the rounds of a case, the device alone, work of known answer
     protocol, serving, worker                   one launch: one fresh process, case by case

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from harness import metrics, record, source
+from harness import metrics, record, registry, source
 from harness.errors import MeasurementError, UsageError
 
 # Samples of one launch are dependent in time and share what that launch had, but asv's test takes them as
@@ -60,7 +60,7 @@ class Ingested:
 
 def tracked() -> dict[str, str]:
     """The metrics that asv follows and their units: positive ones of which less is better."""
-    return {name: metric.unit for name, metric in metrics.METRICS.items() if metric.asv}
+    return {name: metric.unit for name, metric in registry.METRICS.items() if metric.asv}
 
 
 def rows(made: record.Record, *, launch: int | None = None) -> dict[str, dict[str, Any]]:
@@ -95,7 +95,7 @@ def _samples(case: record.CaseResult, launch: record.Launch, name: str) -> list[
     """
     alone = msgspec.structs.replace(case, launches=[launch])
     value = metrics.launch_values(alone, name)
-    rounds = metrics.samples(alone, name if metrics.METRICS[name].per_round else "overlapped_ms")
+    rounds = metrics.samples(alone, name if registry.METRICS[name].per_round else "overlapped_ms")
     if not value or not rounds:
         return []
     blocks = [statistics.median(block) for block in _blocks(rounds)]

@@ -117,7 +117,9 @@ def _new_cases(suite: str) -> Iterable[str]:
     # The suite of this machine: of its GPU if it has one, else of the cpu backend.
     device = devices.detect(os.environ.get("OVERLAP_DEVICE", "auto"))
     profile = profiles.profile_for(device.kind, device.name)
-    return [case.key for case in suites.select([suite], _tier(), profile, _patterns())]
+    return [
+        case.key for case in suites.select([suite], _tier(), profile, _patterns(), devices.ranks_of(device))
+    ]
 
 
 def _tier() -> str:

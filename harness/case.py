@@ -149,11 +149,15 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One kind of workload and its axes in the order the key writes them."""
+    """One kind of workload and its axes in the order the key writes them.
+
+    grouped: its cases are measured by `ranks` processes together, and their transfer is a collective.
+    """
 
     name: str
     axes: tuple[Axis, ...]
     summary: str
+    grouped: bool = False
 
     def axis(self, name: str) -> Axis:
         for axis in self.axes:
@@ -243,6 +247,11 @@ class Case:
     def word(self, axis: str) -> str:
         """The value of a word axis."""
         return str(self[axis])
+
+    @property
+    def ranks(self) -> int | None:
+        """The processes that measure it together; None for a case of one process alone."""
+        return self.number("ranks") if self.family.grouped else None
 
     def replace(self, **params: Value) -> "Case":
         return Case.of(self.family, **{**self.params, **params})

@@ -15,8 +15,8 @@ from harness.contrast import Contrast
 from harness.errors import UsageError
 from harness.evidence import History, Pair
 from harness.legs import legs
-from harness.metrics import METRICS
 from harness.record import CaseResult
+from harness.registry import METRICS
 from harness.sides import Side, Times
 
 # Fewer launches of a side say nothing of how much launches vary.

@@ -76,6 +76,13 @@ def detect(requested: str) -> Device:
     return _cpu(reason)
 
 
+def ranks_of(device: Device) -> int:
+    """How many processes measure a case of several here: those that torchrun started, else one a GPU, at least 2."""
+    if given := os.environ.get("WORLD_SIZE"):
+        return int(given) if given.isdecimal() and int(given) else 1
+    return max(2, device.count) if device.kind == "cuda" else 2
+
+
 def cores() -> int:
     """CPU cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):

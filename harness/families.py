@@ -2,7 +2,7 @@
 
 from harness.case import Choice, Family, Integer, Number, Size, Text
 
-MIB, GIB = 1 << 20, 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 H2D = Family(
     name="h2d",
@@ -19,4 +19,22 @@ H2D = Family(
     ),
 )
 
-FAMILIES = {family.name: family for family in (H2D,)}
+DDP = Family(
+    name="ddp",
+    summary="gradients all-reduced in buckets by DistributedDataParallel beside the backward that makes them",
+    axes=(
+        Choice(name="model", values=("blocks", "embedding")),
+        Size(name="bucket", low=64 * KIB, high=512 * MIB),
+        Integer(name="tokens", low=1, high=1 << 20),
+        Choice(name="gradients", values=("bf16", "fp32")),
+        Integer(name="ranks", low=1, high=4096),
+        Choice(name="backend", values=("nccl", "gloo")),
+        Size(name="first", low=64 * KIB, high=512 * MIB, default=MIB),
+        Choice(name="option", values=("plain", "static-graph", "bucket-view", "compile"), default="plain"),
+        Integer(name="connections", low=1, high=32, default=8),
+        Text(name="profile"),
+    ),
+    grouped=True,
+)
+
+FAMILIES = {family.name: family for family in (H2D, DDP)}

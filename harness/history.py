@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from harness import metrics, record, source, steps, store, suites
+from harness import record, registry, source, steps, store, suites
 from harness.errors import RecordError, UsageError
 from harness.points import AXES, Break, Point, Seen, grouped, ordered, points_of, pool
 from harness.source import Lineage
@@ -70,7 +70,7 @@ class Series:
 class History:
     """records: how many were read. broken: those that could not be. by_time: why git's order was not to be had."""
 
-    metric: metrics.Metric
+    metric: registry.Metric
     series: list[Series] = field(default_factory=list)
     records: int = 0
     broken: list[RecordError] = field(default_factory=list)
@@ -85,18 +85,18 @@ def read(
     A pattern that names no profile follows its cases from one profile to the next, with a break in between.
 
     Args:
-        metric: a name of metrics.METRICS.
+        metric: a name of registry.METRICS.
         machine: only the records of this one.
         repo: a folder of the repository that the commits are of.
         by: a name of points.AXES; `torch` for the commits of PyTorch.
 
     Raises UsageError for a metric that there is not, and for a case that no record has.
     """
-    if metric not in metrics.METRICS:
-        raise UsageError(f"metric: got {metric!r}, want one of {', '.join(metrics.METRICS)}")
+    if metric not in registry.METRICS:
+        raise UsageError(f"metric: got {metric!r}, want one of {', '.join(registry.METRICS)}")
     if machine is not None:
         record.safe_name(machine)
-    found = History(metric=metrics.METRICS[metric])
+    found = History(metric=registry.METRICS[metric])
     known: set[str] = set()
 
     def wanted(key: str) -> bool:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.group import Alone, Group
 from harness.record import Round
 from harness.statistics import StopRule, balanced_orders
 from harness.workloads.base import Workload
@@ -27,9 +28,12 @@ SIGN_S = 5.0
 
 @dataclass
 class Measured:
-    """What `measure` brings back. `failed` is the first thing a check found wrong; the case is then invalid."""
+    """What `measure` brings back. `failed` is the first thing a check found wrong; the case is then invalid.
 
-    rounds: list[Round] = field(default_factory=list)
+    by_rank: the rounds of every rank. windows, timed_s: of this one.
+    """
+
+    by_rank: list[list[Round]] = field(default_factory=list)
     windows: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     stop: str = ""
@@ -37,6 +41,11 @@ class Measured:
     wall_s: float = 0.0
     timed_s: float = 0.0
     checks: dict[str, float | int | None] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> list[Round]:
+        """The rounds of rank 0."""
+        return self.by_rank[0] if self.by_rank else []
 
 
 def measure(
@@ -46,10 +55,13 @@ def measure(
     allocations: Callable[[], int] = lambda: 0,
     clock: Callable[[], float] = time.monotonic,
     on_round: Callable[[int], None] = lambda rounds: None,
+    group: Group | None = None,
 ) -> Measured:
     """Sample `workload` round by round until `rule` says stop, a check fails, or most rounds are void.
 
-    A round in which one sample is void (a leaked gate) is left out whole, so that the arms stay balanced.
+    A round in which one sample is void (a leaked gate) is left out whole, so that the arms stay balanced. In a group
+    every rank does the same: what one of them found holds for all, the slowest of each round is what `rule` is asked
+    about, and time is rank 0's.
 
     Args:
         allocations: how often device memory was taken so far; sampling must not change it.
@@ -57,7 +69,7 @@ def measure(
         on_round: called with the rounds so far after every one, a void one included, as a sign of life, and after a
             sample or the warm-up where SIGN_S have gone by since.
     """
-    result = Measured()
+    result, group = Measured(), group or Alone()
     orders = balanced_orders(workload.arms)
     began = said = clock()
 
@@ -72,30 +84,37 @@ def measure(
 
     with _quiet_host(result):
         # First everything loads; then one round as they will be, which is thrown away.
-        failed = workload.warm_up()
+        result.failed = _failed(group, [found or "" for found in group.share(workload.warm_up())])
         alive()
-        if failed is not None:
-            result.failed = f"check failed: {failed}"
-        else:
-            _one_round(workload, orders[0], Measured(), clock, began, result, alive)
+        if not result.failed:
+            thrown = _one_round(workload, orders[0], Measured(), clock, began, alive, group)
+            result.failed = _failed(group, [seen.failed for seen in thrown])
             sign()
         taken = allocations()
         began = clock()
         attempts = 0
+        headline: list[float] = []
         while not result.failed and not result.stop:
             order = orders[attempts % len(orders)]
-            done = _one_round(workload, order, result, clock, began, result, alive)
+            by_rank = _one_round(workload, order, result, clock, began, alive, group)
             attempts += 1
-            elapsed = clock() - began
-            if done:
-                result.stop = rule.decide([r.arms[HEADLINE] for r in result.rounds], elapsed) or ""
-            voids = attempts - len(result.rounds)
+            result.failed = _failed(group, [seen.failed for seen in by_rank])
+            if result.failed:
+                break
+            for reason in (reason for seen in by_rank for reason in seen.dropped):
+                result.dropped[reason] = result.dropped.get(reason, 0) + 1
+            elapsed = by_rank[0].elapsed
+            if not any(seen.dropped for seen in by_rank):
+                _take(result, by_rank, by_rank[group.rank])
+                headline.append(max(seen.round.arms[HEADLINE] for seen in by_rank))
+                result.stop = rule.decide(headline, elapsed) or ""
+            voids = attempts - len(headline)
             enough = voids > MAX_VOID or elapsed >= rule.limit_s
-            if not result.failed and enough and voids > MAX_VOID_SHARE * attempts:
+            if enough and voids > MAX_VOID_SHARE * attempts:
                 result.failed = f"{voids} of {attempts} rounds are void: " + _counts(result.dropped)
             sign()
         result.wall_s = clock() - began
-        result.checks["driver_allocations"] = allocations() - taken
+        result.checks["driver_allocations"] = max(group.share(allocations() - taken))
     if not result.failed and result.checks["driver_allocations"]:
         result.failed = (
             f"device memory was allocated {result.checks['driver_allocations']} times while sampling"
@@ -103,43 +122,65 @@ def measure(
     return result
 
 
+@dataclass
+class _Seen:
+    """What one rank has of one round: its samples, which are void as a whole if one of them was dropped."""
+
+    round: Round
+    windows: dict[str, tuple[float, float]] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    failed: str = ""
+    elapsed: float = 0.0
+
+
 def _one_round(
     workload: Workload,
     order: list[str],
-    into: Measured,
+    result: Measured,
     clock: Callable[[], float],
     began: float,
-    verdict: Measured,
     alive: Callable[[], None],
-) -> bool | None:
-    """Add one round to `into`; False if it is void, None if a check failed (then `verdict.failed` says what).
+    group: Group,
+) -> list[_Seen]:
+    """One round as every rank saw it.
 
+    A process alone ends it at the first check that fails; in a group the others wait in the next sample.
     alive: called after every sample.
     """
-    this = Round(order=list(order), arms={}, start=round(clock() - began, 6))
-    windows: dict[str, tuple[float, float]] = {}
-    void = False
+    mine = _Seen(Round(order=list(order), arms={}, start=round(clock() - began, 6)))
     for arm in order:
         sample = workload.sample(arm)
         alive()
         if sample.failed is not None:
-            verdict.failed = f"check failed: {sample.failed}"
-            return None
+            mine.failed = mine.failed or sample.failed
+            if group.size == 1:
+                break
         if sample.dropped is not None:
-            into.dropped[sample.dropped] = into.dropped.get(sample.dropped, 0) + 1
-            void = True
+            mine.dropped.append(sample.dropped)
             continue
-        this.arms[arm] = round(sample.ms, 6)
-        this.host[arm] = round(sample.host_ms, 6)
-        this.spans.update({name: round(ms, 6) for name, ms in sample.spans.items()})
-        windows[arm] = sample.window
-        into.timed_s += sample.ms * 1e-3
-    if void:
-        return False
-    into.rounds.append(this)
-    for arm, window in windows.items():
-        into.windows.setdefault(arm, []).append(window)
-    return True
+        mine.round.arms[arm] = round(sample.ms, 6)
+        mine.round.host[arm] = round(sample.host_ms, 6)
+        mine.round.spans.update({name: round(ms, 6) for name, ms in sample.spans.items()})
+        mine.windows[arm] = sample.window
+        result.timed_s += sample.ms * 1e-3
+    mine.elapsed = clock() - began
+    return group.share(mine)
+
+
+def _failed(group: Group, found: list[str]) -> str:
+    """The first of what the ranks found wrong, with its rank where there are several; empty where all is well."""
+    for rank, failed in enumerate(found):
+        if failed:
+            return f"check failed: rank {rank}: {failed}" if group.size > 1 else f"check failed: {failed}"
+    return ""
+
+
+def _take(result: Measured, by_rank: list[_Seen], mine: _Seen) -> None:
+    result.by_rank = result.by_rank or [[] for _ in by_rank]
+    for rounds, seen in zip(result.by_rank, by_rank, strict=True):
+        rounds.append(seen.round)
+    for arm, window in mine.windows.items():
+        result.windows.setdefault(arm, []).append(window)
 
 
 def _counts(dropped: dict[str, int]) -> str:

@@ -1,12 +1,11 @@
-"""Every metric, defined once, and what a case's launches say about it.
+"""What a case's launches say: its metrics (harness/registry.py), its model, reasons to doubt them.
 
 `derive` fills a case result, `derive_curves` a record. Sinks render what these left there; they compute
 nothing.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,11 +15,10 @@ from harness import record as records
 from harness import theory
 from harness.doubts import NAMES, doubts
 from harness.evidence import launch_error
+from harness.families import FAMILIES
 from harness.record import CaseResult, Launch, Record, Round
+from harness.registry import HEADLINE, Metric, metrics_of
 from harness.statistics import Array, Bootstrap
-
-# What decides whether a case is settled, over its rounds and over its launches.
-HEADLINE = "overlapped_ms"
 
 # Enqueueing that takes this share of the device's time leaves the device waiting for the host.
 LAUNCH_BOUND = 0.9
@@ -38,104 +36,10 @@ _CURVE_KEYS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One number of a case; a time is of one batch.
-
-    arms: the columns of a launch it is made from. of: that number from their medians (their `quantile`) and
-    the pieces in a sample, elementwise. asv: positive and lower is better; asv knows no other direction.
-    """
-
-    name: str
-    unit: str
-    label: str
-    description: str
-    arms: tuple[str, ...]
-    of: Callable[[Mapping[str, Array], int], Array]
-    quantile: float = 0.5
-    asv: bool = False
-
-    @property
-    def per_round(self) -> bool:
-        """Whether the rounds of one arm are samples of this metric, and not only a launch as a whole."""
-        return len(self.arms) == 1 and self.quantile == 0.5
-
-
-def _arm(
-    name: str, arm: str, label: str, description: str, *, quantile: float = 0.5, asv: bool = False
-) -> Metric:
-    return Metric(
-        name=name, unit="ms", label=label, description=description, arms=(arm,), of=lambda t, n: t[arm],
-        quantile=quantile, asv=asv,
-    )  # fmt: skip
-
-
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        _arm("overlapped_ms", "overlapped", "overlapped", "copies and compute, free to overlap", asv=True),
-        _arm("overlapped_p10_ms", "overlapped", "overlapped p10", "a fast overlapped sample", quantile=0.1),
-        _arm("transfer_ms", "transfer", "transfer", "the copies alone, in the case's chunks", asv=True),
-        _arm("compute_ms", "compute", "compute", "the compute alone, in the case's chunks", asv=True),
-        _arm("serial_ms", "serial", "serial", "the same work, forced in sequence"),
-        _arm("transfer_unsplit_ms", "transfer_1", "transfer unsplit", "the copy alone, in one piece (T1)"),
-        _arm("compute_unsplit_ms", "compute_1", "compute unsplit", "the compute alone, in one piece (K1)"),
-        Metric(
-            name="exposed_ms", unit="ms", label="exposed",
-            description="what the copies add to the compute: overlapped - compute",
-            arms=("compute", "overlapped"), of=lambda t, n: theory.exposed(t["compute"], t["overlapped"]),
-        ),
-        Metric(
-            name="exposed_fraction", unit="fraction", label="exposed share",
-            description="exposed / transfer: 0 hidden, 1 nothing hidden, above 1 overlap lost time",
-            arms=("transfer", "compute", "overlapped"),
-            of=lambda t, n: theory.exposed_fraction(t["transfer"], t["compute"], t["overlapped"]),
-        ),
-        Metric(
-            name="hidden_fraction", unit="fraction", label="hidden",
-            description="(transfer + compute - overlapped) / the shorter: 1 hidden, negative lost time",
-            arms=("transfer", "compute", "overlapped"),
-            of=lambda t, n: theory.hidden_fraction(t["transfer"], t["compute"], t["overlapped"]),
-        ),
-        Metric(
-            name="bound_ratio", unit="ratio", label="over bound",
-            description="overlapped / the longer unsplit leg: 1 is the limit of any overlap",
-            arms=("transfer_1", "compute_1", "overlapped"),
-            of=lambda t, n: t["overlapped"] / theory.bound(t["transfer_1"], t["compute_1"]), asv=True,
-        ),
-        Metric(
-            name="model_ratio", unit="ratio", label="over model",
-            description="overlapped / the piece model of this chunk count: 1 when the schedule works",
-            arms=("transfer", "compute", "overlapped"),
-            of=lambda t, n: t["overlapped"] / theory.piece_model(t["transfer"], t["compute"], n),
-        ),
-        Metric(
-            name="overlapped_over_compute", unit="ratio", label="over compute",
-            description="overlapped / compute: the price of feeding the compute",
-            arms=("compute", "overlapped"), of=lambda t, n: t["overlapped"] / t["compute"], asv=True,
-        ),
-        Metric(
-            name="overlapped_over_serial", unit="ratio", label="over serial",
-            description="overlapped / serial: below 1 overlap won time",
-            arms=("serial", "overlapped"), of=lambda t, n: t["overlapped"] / t["serial"],
-        ),
-        _arm(
-            "host_blocked_ms", "host.overlapped", "host blocked",
-            "time the host needs to enqueue the overlapped work", asv=True,
-        ),
-        Metric(
-            name="host_ms", unit="ms", label="host",
-            description="time the host needs to enqueue both legs, each alone: its own pace",
-            arms=("host.transfer", "host.compute"), of=lambda t, n: t["host.transfer"] + t["host.compute"],
-        ),
-    )
-}  # fmt: skip
-
-
 def launch_values(case: CaseResult, name: str) -> list[float]:
     """The value of a metric in every launch that has samples; empty where they lack an arm it needs."""
-    metric, launches = METRICS[name], _columns(case)
-    if not _covers(launches, metric.arms):
+    metric, launches = metrics_of(case.family).get(name), _columns(case)
+    if metric is None or not _covers(launches, metric.arms):
         return []
     return [
         float(value) for value in Bootstrap(launches).values(_of(metric, case), metric.arms, metric.quantile)
@@ -147,7 +51,8 @@ def launch_estimates(case: CaseResult, names: Iterable[str]) -> dict[str, list[t
     independent arms, to first order. A metric whose arms the launches lack is left out."""
     launches = _columns(case)
     found: dict[str, list[tuple[float, float]]] = {}
-    wanted = [METRICS[name] for name in names if _covers(launches, METRICS[name].arms)]
+    known = metrics_of(case.family)
+    wanted = [known[name] for name in names if name in known and _covers(launches, known[name].arms)]
     arms = dict.fromkeys(arm for metric in wanted for arm in metric.arms)
     if not wanted:
         return found
@@ -165,16 +70,16 @@ def launch_estimates(case: CaseResult, names: Iterable[str]) -> dict[str, list[t
 
 def samples(case: CaseResult, name: str) -> list[float]:
     """What a store of samples gets: every round for the time of one arm, else one value per launch."""
-    metric, launches = METRICS[name], _columns(case)
-    if not metric.per_round or not _covers(launches, metric.arms):
+    metric, launches = metrics_of(case.family).get(name), _columns(case)
+    if metric is None or not metric.per_round or not _covers(launches, metric.arms):
         return launch_values(case, name)
     return [float(sample) for columns in launches for sample in columns[metric.arms[0]]]
 
 
 def measured(case: CaseResult, name: str) -> records.Metric | None:
     """One metric with its interval over all launches of `case`, as `derive` has it; None where they lack an arm."""
-    metric, launches = METRICS[name], _columns(case)
-    if not _covers(launches, metric.arms):
+    metric, launches = metrics_of(case.family).get(name), _columns(case)
+    if metric is None or not _covers(launches, metric.arms):
         return None
     found = Bootstrap(launches).interval(_of(metric, case), metric.arms, metric.quantile)
     return records.Metric(value=found.value, unit=metric.unit, low=found.low, high=found.high)
@@ -195,7 +100,7 @@ def derive(case: CaseResult) -> CaseResult:
         return msgspec.structs.replace(case, metrics={}, checks=checks)
     bootstrap = Bootstrap(launches)
     found = {}
-    for metric in METRICS.values():
+    for metric in metrics_of(case.family).values():
         if _covers(launches, metric.arms):
             interval = bootstrap.interval(_of(metric, case), metric.arms, metric.quantile)
             found[metric.name] = records.Metric(
@@ -229,7 +134,21 @@ def _repeats(case: CaseResult) -> int:
 
 
 def _pieces(case: CaseResult) -> int:
+    """Pieces of a sample: chunks of all its batches, or buckets."""
+    if _grouped(case):
+        return next((len(found) for launch in case.launches if (found := _list(launch, "buckets"))), 1)
     return _chunks(case) * _repeats(case)
+
+
+def _grouped(case: CaseResult) -> bool:
+    return case.family in FAMILIES and FAMILIES[case.family].grouped
+
+
+def _list(launch: Launch, name: str) -> list[float]:
+    """The numbers `name` that the workload told of this launch; empty where it told none."""
+    found = launch.checks.get(name)
+    told = found if isinstance(found, list) else []
+    return [float(each) for each in told if isinstance(each, int | float)]
 
 
 def _covers(launches: Sequence[Mapping[str, Array]], arms: Sequence[str]) -> bool:
@@ -256,8 +175,16 @@ def _measured(case: CaseResult) -> list[tuple[Launch, list[list[Round]]]]:
 
 
 def _columns(case: CaseResult) -> list[dict[str, Array]]:
-    """The arms and `host.` times of such a launch: (rounds,) ms of one batch, the slowest rank of each round."""
-    found = []
+    """What a metric may ask for of each such launch, (rounds,) ms of one batch.
+
+    The arms and the `host.` times: the slowest rank of each round, since a step waits for it. A collective's own cost
+    is the fastest rank's: the others waited for a peer, for `waiting` (measurement.md, rule 11). The spans, by their
+    names: of the rank that was slowest in the arm they begin with. `model`: what the launch's own times predict.
+    """
+    return [found | _collective(case, launch, rounds, found) for launch, rounds, found in _by_launch(case)]
+
+
+def _by_launch(case: CaseResult) -> Iterator[tuple[Launch, list[list[Round]], dict[str, Array]]]:
     for launch, rounds in _measured(case):
         columns = _slowest([[r.arms for r in seen] for seen in rounds])
         host = _slowest([[r.host for r in seen] for seen in rounds])
@@ -266,8 +193,34 @@ def _columns(case: CaseResult) -> list[dict[str, Array]]:
             for arm in ("transfer", "compute"):
                 if arm in columns:
                     columns.setdefault(f"{arm}_1", columns[arm])
-        found.append({name: column / launch.repeats for name, column in columns.items()})
-    return found
+        yield launch, rounds, {name: column / launch.repeats for name, column in columns.items()}
+
+
+def _collective(
+    case: CaseResult, launch: Launch, rounds: list[list[Round]], found: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The columns of a launch of a grouped family that differ from those of one process, or come beside them."""
+    if not _grouped(case):
+        return {}
+    columns: dict[str, Array] = {}
+    for arm in ("transfer", "transfer_1"):
+        if arm in found:
+            by_rank = np.array([[rank.arms[arm] for rank in seen] for seen in rounds])
+            columns[arm] = by_rank.min(axis=1)
+            if arm == "transfer":
+                columns["waiting"] = by_rank.max(axis=1) - by_rank.min(axis=1)
+    for name in rounds[0][0].spans:
+        arm = name.partition(".")[0]
+        slowest = [max(seen, key=lambda rank: rank.arms.get(arm, 0.0)) for seen in rounds]
+        if all(name in rank.spans for rank in slowest):
+            columns[name] = np.array([rank.spans[name] for rank in slowest])
+    ready, alone = _list(launch, "ready_ms"), _list(launch, "alone_ms")
+    if ready and len(ready) == len(alone) and "compute" in found:
+        from harness import buckets
+
+        end = buckets.schedule(ready, alone, float(np.median(found["compute"]))).end
+        columns["model"] = np.full(len(rounds), end)
+    return columns
 
 
 def _slowest(rounds: list[list[dict[str, float]]]) -> dict[str, Array]:
@@ -283,11 +236,13 @@ def _slowest(rounds: list[list[dict[str, float]]]) -> dict[str, Array]:
 
 def _model(case: CaseResult, launches: list[dict[str, Array]], bootstrap: Bootstrap) -> dict[str, Any]:
     pieces = _pieces(case)
-    wanted: dict[str, tuple[tuple[str, str], Callable[[Mapping[str, Array]], Array]]] = {
+    wanted: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Array]], Array]]] = {
         "piece_ms": (
             ("transfer", "compute"),
             lambda t: theory.piece_model(t["transfer"], t["compute"], pieces),
-        ),
+        )
+        if not _grouped(case)
+        else (("model",), lambda t: t["model"]),
         "bound_ms": (("transfer_1", "compute_1"), lambda t: theory.bound(t["transfer_1"], t["compute_1"])),
         "realised_ratio": (("transfer_1", "compute_1"), lambda t: t["transfer_1"] / t["compute_1"]),
     }
@@ -305,7 +260,7 @@ def _launch_bound(case: CaseResult, found: Mapping[str, records.Metric]) -> bool
     A gated sample is enqueued beforehand, and a pageable copy blocks the host by its nature.
     """
     ungated = case.params.get("gate") == "off" and case.params.get("memory") == "pinned"
-    if not ungated or "host_blocked_ms" not in found:
+    if not (ungated or case.params.get("backend") == "nccl") or "host_blocked_ms" not in found:
         return None
     return found["host_blocked_ms"].value >= LAUNCH_BOUND * found["overlapped_ms"].value
 

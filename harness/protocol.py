@@ -23,6 +23,8 @@ class Job(msgspec.Struct, kw_only=True):
 
     seconds: when the whole launch should end, from the worker's start; a case begun before then gets its first
     look all the same. best_link: the PCIe generation and width that device and slot can do, where they are known.
+    ranks: the processes that measure every case of it together; None for one alone. environment: what its processes
+    are started with besides the parent's.
     """
 
     device: str
@@ -36,6 +38,8 @@ class Job(msgspec.Struct, kw_only=True):
     controls: bool = True
     ceilings: bool = True
     best_link: tuple[int, int] | None = None
+    ranks: int | None = None
+    environment: dict[str, str] = {}
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):

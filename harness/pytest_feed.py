@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from harness import comparable, metrics, record, runs, suites, supervise
+from harness import comparable, metrics, record, registry, runs, suites, supervise
 from harness.errors import UsageError
 from harness.record import CaseResult, Record
 from harness.supervise import Plan
@@ -150,7 +150,7 @@ def samples_s(case: CaseResult) -> list[float]:
     rounds do, and pooled rounds would hide that.
     """
     taken = metrics.samples if len(case.launches) == 1 else metrics.launch_values
-    return [ms / 1e3 for ms in taken(case, metrics.HEADLINE)]
+    return [ms / 1e3 for ms in taken(case, registry.HEADLINE)]
 
 
 def extra_info(case: CaseResult, kept: Record, path: Path | None) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import jinja2
 from harness import __version__, figures, findings
 from harness.files import write_whole
 from harness.labels import clean, number, ratio, short_names, with_interval, with_spread
-from harness.metrics import METRICS
 from harness.record import CaseResult, Record
+from harness.registry import METRICS
 from harness.views import MEMORIES, STREAMS, Curve, chunk_curves, metric, model, overlap_grid, remarks, value
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from harness.case import Case
 from harness.comparable import comparable
 from harness.devices import Device
 from harness.errors import RecordError, UsageError
-from harness.families import FAMILIES
+from harness.families import FAMILIES, H2D
 from harness.plans import plan_h2d, shortage
 from harness.record import Record, Run
 from harness.supervise import Plan
@@ -62,9 +62,10 @@ def planned(options: Options) -> tuple[Plan, Record]:
     """As `prepare`, for who only looks or is to choose among the cases: nothing is written, nothing has begun."""
     device = devices.detect(options.device)
     profile = profile_of(options.profile, device)
-    cases = suites.select(options.suites, options.tier, profile, options.patterns)
+    ranks = devices.ranks_of(device)
+    cases = suites.select(options.suites, options.tier, profile, options.patterns, ranks)
     whole = [pattern for pattern in options.patterns if not set("*?") & set(pattern)]
-    named = suites.select(options.suites, options.tier, profile, whole) if whole else []
+    named = suites.select(options.suites, options.tier, profile, whole, ranks) if whole else []
     _check_cases(cases, profile, device, named)
     default = devices.default_machine_name(device, profile.name)
     name = record.safe_name(default if options.machine is None else options.machine)
@@ -74,7 +75,7 @@ def planned(options: Options) -> tuple[Plan, Record]:
         commit=commit,
         dirty=dirty,
         command=list(options.command),
-        suites=list(options.suites) or list(suites.SUITES),
+        suites=list(options.suites) or list(dict.fromkeys(case.family.name for case in cases)),
         tier=options.tier,
         launches=options.launches,
         planned=[case.key for case in cases],
@@ -203,13 +204,12 @@ def _plan(
 def _check_cases(cases: list[Case], profile: profiles.Profile, device: Device, named: Iterable[Case]) -> None:
     """Every case must fit its profile; those in `named`, asked for one by one, must fit in memory too."""
     for case in cases:
-        if case.word("profile") != profile.key:
-            raise UsageError(
-                f"case: {case.key} is of profile {case.word('profile')}, this run uses {profile.key}"
-            )
-        plan_h2d(case, profile)
+        if case.word("profile") != (used := profile.key_of(case.family.name)):
+            raise UsageError(f"case: {case.key} is of profile {case.word('profile')}, this run uses {used}")
+        if case.family is H2D:
+            plan_h2d(case, profile)
     free: tuple[int | None, int | None] | None = None
-    for case in named:
+    for case in (case for case in named if case.family is H2D):
         free = free or free_memory(device)
         short = shortage(plan_h2d(case, profile), device.kind, free_host=free[0], free_device=free[1])
         if short is not None:

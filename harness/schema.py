@@ -96,10 +96,14 @@ class Round(_Struct):
 
 
 class Rank(_Struct):
-    """The rounds of one process of a launch; telemetry holds the NVML summary beside them."""
+    """The rounds of one process of a launch; telemetry holds the NVML summary beside them.
+
+    host: the name of the host it ran on, where several processes measure together.
+    """
 
     rounds: list[Round]
     telemetry: dict[str, Any] = {}
+    host: str = ""
 
 
 class Discarded(_Struct):

@@ -13,20 +13,25 @@ from dataclasses import dataclass
 
 from harness.case import Case, Family, Value, unique
 from harness.errors import UsageError
-from harness.families import FAMILIES, GIB, H2D, MIB
+from harness.families import DDP, FAMILIES, GIB, H2D, MIB
 from harness.profiles import Profile
 
 TIERS = ("quick", "nightly")
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+# Caps of DDP's buckets; 25 MiB is PyTorch's own.
+CAPS = (MIB, 25 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A named set of cases; `expand(profile, tier)` gives them in the order they are measured."""
+    """A named set of cases; `expand(profile, tier, ranks)` gives them in the order they are measured.
+
+    ranks: how many processes a case of several has here.
+    """
 
     name: str
     summary: str
-    expand: Callable[[Profile, str], list[Case]]
+    expand: Callable[[Profile, str, int], list[Case]]
 
 
 def grid(family: Family, profile: Profile, **axes: Value | Sequence[Value]) -> list[Case]:
@@ -34,7 +39,7 @@ def grid(family: Family, profile: Profile, **axes: Value | Sequence[Value]) -> l
     names = list(axes)
     lists = [[value] if isinstance(value, str | int | float) else list(value) for value in axes.values()]
     return [
-        Case.of(family, **dict(zip(names, values, strict=True)), profile=profile.key)
+        Case.of(family, **dict(zip(names, values, strict=True)), profile=profile.key_of(family.name))
         for values in itertools.product(*lists)
     ]
 
@@ -47,8 +52,8 @@ def table(profile: Profile, *, size: int, chunks: int) -> list[Case]:
     )  # fmt: skip
 
 
-def _h2d(profile: Profile, tier: str) -> list[Case]:
-    return _h2d_cpu(profile, tier) if profile.name == "cpu" else _h2d_cuda(profile, tier)
+def _h2d(profile: Profile, tier: str, ranks: int) -> list[Case]:
+    return _h2d_cpu(profile, tier) if profile.on_cpu else _h2d_cuda(profile, tier)
 
 
 def _h2d_cuda(profile: Profile, tier: str) -> list[Case]:
@@ -98,12 +103,44 @@ def _h2d_cpu(profile: Profile, tier: str) -> list[Case]:
     return unique(cases)
 
 
+def _ddp(profile: Profile, tier: str, ranks: int) -> list[Case]:
+    on_cpu = profile.on_cpu
+    usual: dict[str, Value] = {
+        "model": "blocks", "gradients": "fp32" if on_cpu else "bf16",
+        "ranks": ranks, "backend": "gloo" if on_cpu else "nccl",
+    }  # fmt: skip
+    # The middle of these are the usual ones. On a cpu the model is a fiftieth of a GPU's, and so are its buckets.
+    tokens, caps = ((32, 128, 512), (MIB, 4 * MIB, 32 * MIB)) if on_cpu else ((512, 2048, 8192), CAPS)
+    cap = caps[1]
+
+    def cases(**axes: Value | Sequence[Value]) -> list[Case]:
+        given: dict[str, Value | Sequence[Value]] = {"bucket": cap, "tokens": tokens[1]}
+        return grid(DDP, profile, **usual | given | axes)
+
+    if tier == "quick":
+        return unique(cases(bucket=caps[1:]) if on_cpu else cases(tokens=tokens) + cases(bucket=caps[1:4]))
+    found = cases(bucket=caps, tokens=tokens)
+    found += cases(model="embedding", tokens=tokens)
+    found += cases(gradients="bf16" if on_cpu else "fp32", tokens=tokens[:1] if on_cpu else tokens)
+    found += cases(first=cap)
+    found += cases(option=("static-graph", "bucket-view", "compile"))
+    if not on_cpu:
+        found += cases(connections=(1, 32))
+    return unique(found)
+
+
 SUITES = {
-    suite.name: suite for suite in (Suite(name="h2d", summary=H2D.summary, expand=_h2d),)
-}  # fmt: skip
+    suite.name: suite
+    for suite in (
+        Suite(name="h2d", summary=H2D.summary, expand=_h2d),
+        Suite(name="ddp", summary=DDP.summary, expand=_ddp),
+    )
+}
 
 
-def select(names: Iterable[str], tier: str, profile: Profile, patterns: Iterable[str] = ()) -> list[Case]:
+def select(
+    names: Iterable[str], tier: str, profile: Profile, patterns: Iterable[str] = (), ranks: int = 2
+) -> list[Case]:
     """The cases of the named suites (all of them for none) in `tier`, kept where a pattern matches.
 
     A pattern is a whole case key, or a glob over keys in which `[` is literal: `*chunks=8*`. A whole key need not
@@ -115,7 +152,7 @@ def select(names: Iterable[str], tier: str, profile: Profile, patterns: Iterable
     for name in names:
         if name not in SUITES:
             raise UsageError(f"suite: got {name!r}, want one of {', '.join(SUITES)}")
-    listed = unique(case for name in names for case in SUITES[name].expand(profile, tier))
+    listed = unique(case for name in names for case in SUITES[name].expand(profile, tier, ranks))
     patterns = list(patterns)
     if not patterns:
         return listed
@@ -145,4 +182,7 @@ def without_profile(key: str) -> str:
 
 def _with_profile(key: str, profile: Profile) -> str:
     """`key` with this profile where it names none: people need not type the hash."""
-    return key if "profile=" in key or not key.endswith("]") else f"{key[:-1]},profile={profile.key}]"
+    family = key.partition("[")[0]
+    if "profile=" in key or not key.endswith("]") or family not in FAMILIES:
+        return key
+    return f"{key[:-1]},profile={profile.key_of(family)}]"

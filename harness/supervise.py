@@ -3,10 +3,12 @@
 This process imports no torch and opens no device, so no fault in a case can take the record with it.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -67,6 +69,32 @@ def lacking(plan: Plan, kept: Record, launch: int) -> list[Case]:
     ]
 
 
+def kinds(cases: list[Case]) -> list[list[Case]]:
+    """The cases in sets that the same processes can measure: as many of them, started in the same environment."""
+    found: dict[tuple[Any, ...], list[Case]] = {}
+    for case in cases:
+        found.setdefault((case.ranks, *sorted(environment_of(case).items())), []).append(case)
+    return list(found.values())
+
+
+def no_ranks(case: Case, device: Device) -> str | None:
+    """Why no such group of processes can be had here; None if it can. Known before any of them is started."""
+    if case.ranks is None or case.word("backend") != "nccl":
+        return None
+    if device.kind == "cpu":
+        return "NCCL has no meaning on the cpu backend: it reduces on GPUs"
+    if "WORLD_SIZE" not in os.environ and case.ranks > device.count:
+        return f"needs {case.ranks} GPUs, one a rank; {device.count} here"
+    return None
+
+
+def environment_of(case: Case) -> dict[str, str]:
+    """What the case's processes must be started with: CUDA reads it when it makes a context, and never again."""
+    if "connections" not in case.params:
+        return {}
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": str(case.number("connections"))}
+
+
 @dataclass
 class _Heard:
     """What one worker said: the cases it finished, the last one it began, and why it ended."""
@@ -117,8 +145,21 @@ class _Run:
         return time.monotonic() - self._began
 
     def _launch(self, launch: int, waiting: list[Case]) -> None:
-        """One launch: one worker, or further ones for the cases left when a worker ends before its work is done."""
-        controls, ceilings, reason = self._plan.controls, True, ""
+        """One launch: the cases that the same processes can measure together, kind by kind."""
+        first = True
+        for case in waiting:
+            if reason := no_ranks(case, self._plan.device):
+                done = Done(key=case.key, status="skipped", reason=reason, launch=None)
+                self._merge(done, launch)
+                self._keep()
+                self._watch(done, launch)
+        for alike in kinds([case for case in waiting if not no_ranks(case, self._plan.device)]):
+            self._measure(launch, alike, ceilings=first)
+            first = False
+
+    def _measure(self, launch: int, waiting: list[Case], *, ceilings: bool) -> None:
+        """One set of processes, or further ones for the cases left when one ends before its work is done."""
+        controls, reason = self._plan.controls, ""
         for _ in range(MAX_STARTS):
             job = self._job(launch, waiting, controls=controls, ceilings=ceilings)
             heard = self._follow(job, launch)
@@ -158,6 +199,8 @@ class _Run:
             seconds=seconds,
             controls=controls,
             ceilings=ceilings,
+            ranks=waiting[0].ranks,
+            environment=environment_of(waiting[0]),
             best_link=machine.best_link(self._kept.machine),
         )
 

@@ -190,27 +190,35 @@ class OverlapTable:
 
 
 def list_table(cases: Iterable[Case]) -> RenderableType:
-    """The cases a run would measure, one column per axis that varies, so that patterns can be read off."""
-    cases = list(cases)
-    if not cases:
+    """The cases a run would measure, family by family, one column per axis that varies, so that patterns can be read
+    off."""
+    families: dict[str, list[Case]] = {}
+    for case in cases:
+        families.setdefault(case.family.name, []).append(case)
+    if not families:
         return Text("No case.")
+    first = next(iter(families.values()))[0]
+    return Group(
+        *(part for listed in families.values() for part in _listed(listed)),
+        Text("Choose some with --case and a pattern over keys, such as '*chunks=8*'. The first key:"),
+        Text(first.key),
+    )
+
+
+def _listed(cases: Sequence[Case]) -> tuple[Text, Table]:
+    """Title and table of the cases of one family."""
     axes = dict.fromkeys(axis.name for case in cases for axis in case.family.axes)
-    texts = [{"family": case.family.name, **_keyed(case)} for case in cases]
-    names = ["family", *axes]
-    fixed = [name for name in names if len({text.get(name) for text in texts}) == 1 and len(cases) > 1]
+    texts = [_keyed(case) for case in cases]
+    fixed = [name for name in axes if len({text.get(name) for text in texts}) == 1 and len(cases) > 1]
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-    for name in names:
+    for name in axes:
         if name not in fixed:
             table.add_column(name, overflow="fold")  # a value cut short could not be put into a pattern
     for text in texts:
-        table.add_row(*(Text(text.get(name, "")) for name in names if name not in fixed))
-    common = ", ".join(f"{name}={texts[0][name]}" for name in fixed if name != "family" and name in texts[0])
-    return Group(
-        Text(count(len(cases), "case") + (f", all {common}" if common else ""), "bold"),
-        table,
-        Text("Choose some with --case and a pattern over keys, such as '*chunks=8*'. The first key:"),
-        Text(cases[0].key),
-    )
+        table.add_row(*(Text(text.get(name, "")) for name in axes if name not in fixed))
+    common = ", ".join(f"{name}={texts[0][name]}" for name in fixed if name in texts[0])
+    title = f"{cases[0].family.name}: {count(len(cases), 'case')}" + (f", all {common}" if common else "")
+    return Text(title, "bold"), table
 
 
 def _keyed(case: Case) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import budgets as budget_files
-from harness import comparison, duel, noise, runs, sides, trees
+from harness import comparison, duel, noise, runs, sides, supervise, trees
 from harness.budgets import Budgets
 from harness.comparison import Comparison
 from harness.duel import Watch
@@ -104,6 +104,7 @@ def _check_cases(asked: Asked, known: Budgets) -> None:
     budgeted = [case for case in plan.cases if known.of(case.family.name).gates(case.key)]
     if plan.device.kind == "cpu":  # what has no meaning there is skipped on both sides
         budgeted = [case for case in budgeted if case.params.get("memory") != "pinned"]
+    budgeted = [case for case in budgeted if supervise.no_ranks(case, plan.device) is None]
     if not budgeted:
         raise UsageError(
             f"gate: none of the {len(plan.cases)} cases has a budget and can be measured here; choose others, or give "

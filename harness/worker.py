@@ -19,6 +19,7 @@ from harness.ceilings import run_ceilings
 from harness.controls import run_controls
 from harness.errors import OverlapError, Skip
 from harness.families import FAMILIES
+from harness.group import Alone, Group
 from harness.measure import Measured, measure
 from harness.protocol import (
     JOBS,
@@ -39,6 +40,7 @@ from harness.serving import one_line, serve
 from harness.statistics import StopRule
 from harness.telemetry import full_uuid, same_uuid
 from harness.workloads import build
+from harness.workloads.base import Workload
 
 Say = Callable[[Event], None]
 
@@ -55,28 +57,34 @@ WAITS_S = (1.0, 4.0)
 PATIENCE_S = 30.0
 
 
-def run_job(job: Job, say: Say, *, began: float = STARTED) -> None:
+def run_job(job: Job, say: Say, *, began: float = STARTED, group: Group | None = None) -> None:
     """Measure every case of `job`, saying each event as it happens.
+
+    In a group every rank does so, with a `say` that only rank 0's parent hears. What is known beforehand of one device
+    alone, ceilings and controls, is of rank 0's. What goes wrong on one rank in the middle of a case ends its process,
+    and with it the job: the others would wait for it.
 
     began: monotonic seconds from which `job.seconds` counts, the start of this process. What a device that is lost
     raises ends the job; what goes wrong in a case ends only that case.
     """
+    group = group or Alone()
     with contextlib.ExitStack() as opened:
         # The sampler first: it inherits this process's affinity and must not wait for the device to open.
-        telemetry: Telemetry = open_sampler(job.uuid, job.no_telemetry)
+        telemetry: Telemetry = open_sampler(job.uuid if group.rank == 0 else None, job.no_telemetry)
         opened.callback(lambda: telemetry.close())
         backend = get_backend(job.device)
         facts, canary = backend.facts(), backend.canary_us()
-        if _another(facts.get("uuid"), job.uuid):  # CUDA numbers the devices otherwise than was expected
+        # CUDA numbers the devices otherwise than was expected, or this rank has one of its own.
+        if _another(facts.get("uuid"), job.uuid) or (group.rank and facts.get("uuid")):
             telemetry.close()
             telemetry = open_sampler(full_uuid(facts["uuid"]), job.no_telemetry)
         say(Ready(facts=facts, canary_us=round(canary, 3), open_s=round(time.monotonic() - began, 3)))
         ready = time.monotonic()
-        if job.ceilings:
+        if job.ceilings and group.rank == 0:
             found = run_ceilings(backend, job.launch)
             link = validity.loaded_link(validity.summarise(telemetry.since(ready)))
             say(CeilingsDone(ceilings=found, link=link, seconds=round(time.monotonic() - ready, 3)))
-        if job.controls:
+        if job.controls and group.rank == 0:
             before = time.monotonic()
             for control in run_controls(backend, job.profile, job.launch, telemetry):
                 now = time.monotonic()
@@ -86,20 +94,23 @@ def run_job(job: Job, say: Say, *, began: float = STARTED) -> None:
         for index, key in enumerate(job.cases):
             say(Begin(key=key))
             left = None if job.seconds is None else job.seconds - (time.monotonic() - began)
+            left = group.share(left)[0]
             if left is not None and left <= 0:
                 reason = "the time budget was used up"
                 say(Done(key=key, status="skipped", reason=reason, launch=None, out_of_time=True))
                 continue
-            rule = _rule(job, left, len(job.cases) - index)
-            say(_run_case(Case.parse(key, FAMILIES), job, backend, telemetry, rule, patience, say))
+            case = Case.parse(key, FAMILIES)
+            rule = _rule(job, job.profile.seconds_of(case.family.name), left, len(job.cases) - index)
+            say(_run_case(case, job, backend, telemetry, rule, patience, say, group))
         energy_j, energy_s = validity.energy(telemetry.since(ready), {})
         say(Closing(energy_j=energy_j, energy_s=energy_s))
         backend.close()
 
 
-def _rule(job: Job, left: float | None, cases: int) -> StopRule:
-    """When sampling a case ends, with `left` seconds for it and those after it, `cases` in all (None: no budget)."""
-    budget, limit = job.profile.case_seconds, SLOW * job.profile.case_seconds
+def _rule(job: Job, budget: float, left: float | None, cases: int) -> StopRule:
+    """When sampling a case ends that has `budget` seconds, with `left` seconds for it and those after it, `cases` in
+    all (None: as long as it takes)."""
+    limit = SLOW * budget
     if left is not None:
         budget, limit = min(budget, left / cases), min(limit, left)
     return StopRule(target=job.target, budget_s=budget, limit_s=limit)
@@ -148,15 +159,17 @@ def _run_case(
     rule: StopRule,
     patience: Patience,
     say: Say,
+    group: Group,
 ) -> Done:
     """The case measured, again if it was spoiled from outside; what goes wrong in it is told in its status and ends
     only this case."""
     discarded: list[Discarded] = []
     while True:
         began = time.monotonic()
-        done, spoiled = _attempt(case, job, backend, telemetry, rule, say)
+        done, spoiled = _attempt(case, job, backend, telemetry, rule, say, group)
         took = time.monotonic() - began
-        waited = patience.wait(case.key, len(discarded) + 1, took) if spoiled else None
+        waited = patience.wait(case.key, len(discarded) + 1, took) if spoiled and group.rank == 0 else None
+        waited = group.share(waited)[0]
         if waited is None or done.launch is None:
             break
         rounds = sum(len(rank.rounds) for rank in done.launch.ranks)
@@ -171,7 +184,7 @@ def _run_case(
 
 
 def _attempt(
-    case: Case, job: Job, backend: Backend, telemetry: Telemetry, rule: StopRule, say: Say
+    case: Case, job: Job, backend: Backend, telemetry: Telemetry, rule: StopRule, say: Say, group: Group
 ) -> tuple[Done, bool]:
     """The case measured once, and whether something outside of it spoiled the samples."""
     began = time.monotonic()
@@ -185,29 +198,34 @@ def _attempt(
 
     workload = None
     try:
-        workload = build(case, job.profile, backend)
+        built = _built(case, job, backend, group)
+        if isinstance(built, Done):
+            return built, False
+        workload = built
         telemetry.since(began)  # a look at everything: counters need a reading from before
-        found = measure(workload, rule, allocations=backend.allocations, on_round=on_round)
+        found = measure(workload, rule, allocations=backend.allocations, on_round=on_round, group=group)
         facts = workload.facts
-    except Skip as skip:
-        return Done(key=case.key, status="skipped", reason=str(skip), launch=None), False
-    except OverlapError as error:
-        return Done(key=case.key, status="error", reason=str(error), launch=None), False
     except BrokenPipeError:
         raise  # from `say`: the parent is gone
     except Exception as error:  # torch raises its own kinds: out of memory, a CUDA error
+        if group.size > 1:
+            raise  # the other ranks are in the middle of the case
         backend.synchronize()  # a device that is lost raises here again, and ends this worker
-        return Done(key=case.key, status="error", reason=one_line(error), launch=None), False
+        return _not_measured(case, error), False
     finally:
         if workload is not None:
             workload.close()
     summary = validity.summarise(telemetry.since(began), found.windows, telemetry.missing)
-    spoiled = validity.verdict(summary, job.best_link)
-    status, reason = judge(found, spoiled, rule)
     summary["labels"] = validity.labels(summary)
+    spoilt = group.share((validity.verdict(summary, job.best_link), summary, group.host))
+    spoiled = list(dict.fromkeys(reason for reasons, _, _ in spoilt for reason in reasons))
+    status, reason = judge(found, spoiled, rule)
     launch = Launch(
         index=job.launch,
-        ranks=[Rank(rounds=found.rounds, telemetry=summary)],
+        ranks=[
+            Rank(rounds=rounds, telemetry=summary, host=host)
+            for rounds, (_, summary, host) in zip(found.by_rank or [[]], spoilt, strict=False)
+        ],
         stop=found.stop,
         wall_s=round(time.monotonic() - began, 4),
         timed_s=round(found.timed_s, 4),
@@ -215,6 +233,25 @@ def _attempt(
         checks={**facts, **found.checks, "sampling_s": round(found.wall_s, 4)},
     )
     return Done(key=case.key, status=status, reason=reason, launch=launch), bool(spoiled) and not found.failed
+
+
+def _built(case: Case, job: Job, backend: Backend, group: Group) -> Workload | Done:
+    """The workload, if every rank has one; else what the first that has none says of the case."""
+    made: Workload | Done
+    try:
+        made = build(case, job.profile, backend, group)
+    except OverlapError as error:
+        made = _not_measured(case, error)
+    refused = [said for said in group.share(made if isinstance(made, Done) else None) if said is not None]
+    if refused and not isinstance(made, Done):
+        made.close()
+    return refused[0] if refused else made
+
+
+def _not_measured(case: Case, error: Exception) -> Done:
+    status: Status = "skipped" if isinstance(error, Skip) else "error"
+    reason = str(error) if isinstance(error, OverlapError) else one_line(error)
+    return Done(key=case.key, status=status, reason=reason, launch=None)
 
 
 def judge(found: Measured, spoiled: list[str], rule: StopRule) -> tuple[Status, str]:

@@ -1,7 +1,9 @@
 import pytest
 
 from harness.case import Case
-from harness.families import FAMILIES, GIB, H2D, MIB
+from harness.families import DDP, FAMILIES, GIB, H2D, KIB, MIB
+
+PROFILES = (("h200.1a2b", "cpu-2_x"), ("", "a b", "a,b", "a=b", "a]", "ä", "a\n", "../a/b"))
 
 # Edges of every axis of every family: accepted, and refused. A widened axis must be widened here too.
 EDGES = {
@@ -13,8 +15,20 @@ EDGES = {
         "ratio": ((0.125, 1, 8.0), (0.0, 0.1249, 8.001, float("nan"), float("inf"), "1")),
         "gate": (("on", "off"), (True, "yes")),
         "issue": (("alternate", "copies-first"), ("copies_first",)),
-        "profile": (("h200.1a2b", "cpu-2_x"), ("", "a b", "a,b", "a=b", "a]", "ä", "a\n", "../a/b")),
-    }
+        "profile": PROFILES,
+    },
+    "ddp": {
+        "model": (("blocks", "embedding"), ("", "block")),
+        "bucket": ((64 * KIB, 25 * MIB, 512 * MIB), (0, 64 * KIB - 1, 512 * MIB + 1, 2.0**20)),
+        "tokens": ((1, 1 << 20), (0, (1 << 20) + 1, 8.0, "8")),
+        "gradients": (("bf16", "fp32"), ("float32", "fp16")),
+        "ranks": ((1, 4096), (0, 4097, 2.0)),
+        "backend": (("nccl", "gloo"), ("mpi", "NCCL")),
+        "first": ((64 * KIB, MIB, 512 * MIB), (0, 512 * MIB + 1)),
+        "option": (("plain", "static-graph", "bucket-view", "compile"), ("", "static_graph")),
+        "connections": ((1, 8, 32), (0, 33)),
+        "profile": PROFILES,
+    },
 }
 
 H2D_PARAMS = {
@@ -53,6 +67,17 @@ def test_a_default_is_a_value_of_its_axis_and_the_axes_of_the_first_version_have
     assert {axis.name: axis.default for axis in H2D.axes if axis.default is not None} == {
         "issue": "alternate"
     }
+
+
+def test_ddp_keys_leave_out_what_is_usual():
+    """PyTorch's first bucket, no option, and the connections that CUDA has by default."""
+    key = "ddp[model=blocks,bucket=25MiB,tokens=2048,gradients=bf16,ranks=2,backend=nccl,profile=h200.1a2b]"
+    usual = Case.parse(key, FAMILIES)
+    assert (usual.key, usual.ranks) == (key, 2)
+    assert (usual["first"], usual["option"], usual["connections"]) == (MIB, "plain", 8)
+    other = usual.replace(first=25 * MIB, option="bucket-view", connections=1)
+    assert other.key == key.replace(",profile", ",first=25MiB,option=bucket-view,connections=1,profile")
+    assert Case.parse(other.key, {"ddp": DDP}) == other
 
 
 def test_h2d_keys_write_the_axes_in_the_fixed_order():

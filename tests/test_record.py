@@ -129,7 +129,7 @@ def test_the_file_is_as_the_design_fixes_it():
         "key", "family", "params", "status", "reason", "launches", "metrics", "model", "checks",
     ]  # fmt: skip
     rank = content["cases"][0]["launches"][0]["ranks"][0]
-    assert set(rank) == {"rounds", "telemetry"}
+    assert set(rank) == {"rounds", "telemetry", "host"}
     assert rank["rounds"][0]["order"] == ["a", "b"]
     assert content["cases"][0]["metrics"]["overlapped_ms"] == {
         "value": 1.0,
@@ -538,7 +538,7 @@ def test_two_cases_of_one_key_are_refused():
 
 def test_a_family_that_is_not_known_is_read_as_it_is():
     content = plain()
-    content["cases"][0] |= {"family": "ddp", "params": {"bucket": 4}}
+    content["cases"][0] |= {"family": "later", "params": {"bucket": 4}}
     assert loads(json.dumps(content).encode()).cases[0].params == {"bucket": 4}
 
 

@@ -20,7 +20,7 @@ from factories import (
 from harness import findings
 from harness.errors import UsageError
 from harness.labels import number, percent, ratio, spread
-from harness.metrics import METRICS
+from harness.registry import METRICS
 from harness.report import render, write_report
 
 SCRIPT = "<script>alert(1)</script>"

@@ -144,7 +144,7 @@ def test_a_profile_of_ones_own_is_used(tmp_path):
     path = custom(tmp_path, case_seconds=3.0)
     plan, kept, _ = prepare(options(tmp_path, profile=str(path)))
     assert (plan.profile.name, plan.profile.case_seconds) == ("mine", 3.0)
-    assert all(case.word("profile") == plan.profile.key for case in plan.cases)
+    assert all(case.word("profile") == plan.profile.key_of(case.family.name) for case in plan.cases)
     assert kept.run.planned[0].endswith(f",profile={plan.profile.key}]")
 
 

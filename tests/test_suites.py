@@ -3,7 +3,7 @@ import pytest
 from harness import profiles
 from harness.case import Case
 from harness.errors import UsageError
-from harness.families import FAMILIES, GIB, H2D, MIB
+from harness.families import DDP, FAMILIES, GIB, H2D, MIB
 from harness.plans import plan_h2d
 from harness.suites import CHUNKS, SUITES, TIERS, grid, matches, select, without_profile
 
@@ -54,9 +54,9 @@ def test_the_quick_tier_keeps_its_names(profile):
     assert keys(profile, "quick") == [f"h2d[{axes},profile={profile.key}]" for axes in QUICK[profile.name]]
 
 
-@pytest.mark.parametrize(("profile", "tier"), EVERY, ids=str)
+@pytest.mark.parametrize(("profile", "tier"), EVERY, ids=lambda given: getattr(given, "name", given))
 def test_every_case_stands_once_can_be_parsed_and_has_a_plan(profile, tier):
-    cases = select([], tier, profile)
+    cases = select(["h2d"], tier, profile)
     listed = [case.key for case in cases]
     assert len(set(listed)) == len(listed)
     for case in cases:
@@ -74,7 +74,7 @@ def test_nightly_contains_quick_and_begins_with_it(profile):
 
 
 def test_the_nightly_grid_on_cuda_covers_every_value_of_every_axis():
-    cases = select([], "nightly", H200)
+    cases = select(["h2d"], "nightly", H200)
     assert len(cases) >= 40
     seen = {axis.name: {case[axis.name] for case in cases} for axis in H2D.axes}
     for axis in H2D.axes:
@@ -87,9 +87,9 @@ def test_the_nightly_grid_on_cuda_covers_every_value_of_every_axis():
     assert {case["issue"] for case in cases if case["gate"] == "off"} == {"alternate", "copies-first"}
 
 
-@pytest.mark.parametrize(("profile", "tier"), EVERY, ids=str)
+@pytest.mark.parametrize(("profile", "tier"), EVERY, ids=lambda given: getattr(given, "name", given))
 def test_every_tier_shows_the_whole_2x2_table_ungated_from_equal_cases(profile, tier):
-    cases = [case for case in select([], tier, profile) if case["gate"] == "off" and case["chunks"] == 8]
+    cases = [case for case in select(["h2d"], tier, profile) if case["gate"] == "off" and case["chunks"] == 8]
     first = cases[0]
     cells = {
         (case["memory"], case["stream"])
@@ -103,17 +103,39 @@ def test_every_tier_shows_the_whole_2x2_table_ungated_from_equal_cases(profile, 
 @pytest.mark.parametrize("profile", [H200, GENERIC], ids=lambda profile: profile.name)
 def test_no_gated_cuda_case_is_one_that_is_never_gated(profile):
     """Pageable copies block the host behind a gate, and a driver queue takes about 500 launches behind one."""
-    gated = [case for case in select([], "nightly", profile) if case["gate"] == "on"]
+    gated = [case for case in select(["h2d"], "nightly", profile) if case["gate"] == "on"]
     assert {case["memory"] for case in gated} == {"pinned"}
     assert max(plan_h2d(case, profile).launches for case in gated) <= 500
 
 
 def test_every_tier_has_a_whole_chunk_curve_for_the_model():
     """The curve model is fitted on n = 1, 4, 16 and tested on the rest (measurement.md)."""
-    curve = [case for case in select([], "quick", H200) if case["gate"] == "on"]
+    curve = [case for case in select(["h2d"], "quick", H200) if case["gate"] == "on"]
     assert {case.replace(chunks=1) for case in curve} == {curve[0].replace(chunks=1)}
     assert tuple(case["chunks"] for case in curve) == CHUNKS
     assert curve[0]["size"] >= 256 * MIB
+
+
+@pytest.mark.parametrize("profile", [H200, CPU], ids=lambda profile: profile.name)
+def test_the_ddp_suite_covers_what_its_axes_offer_on_that_kind_of_device(profile):
+    cases = select(["ddp"], "nightly", profile, ranks=4)
+    assert len(set(cases)) == len(cases)
+    assert {case["ranks"] for case in cases} == {4}
+    assert {case["backend"] for case in cases} == {"gloo" if profile is CPU else "nccl"}
+    assert {case["profile"] for case in cases} == {profile.key_of("ddp")}
+    for axis in ("model", "gradients", "option"):
+        assert {case[axis] for case in cases} == set(DDP.axis(axis).values), axis
+    # For the threshold: three token counts or more of otherwise equal cases (harness/threshold.py).
+    plain = [
+        case for case in cases if case.replace(tokens=1, bucket=MIB) == cases[0].replace(tokens=1, bucket=MIB)
+    ]
+    caps, tokens = ({case[axis] for case in plain} for axis in ("bucket", "tokens"))
+    assert len(plain) == len(caps) * len(tokens)
+    assert len(tokens) >= 3
+    assert len(caps) >= (3 if profile is CPU else 6)
+    assert set(select(["ddp"], "quick", profile, ranks=4)) <= set(cases)
+    if profile is not CPU:
+        assert {case["connections"] for case in cases} == {1, 8, 32}
 
 
 def test_the_grid_takes_the_last_axis_fastest():
@@ -126,7 +148,8 @@ def test_the_grid_takes_the_last_axis_fastest():
 
 def test_suites_are_known_by_their_own_name_and_all_is_the_default():
     assert {name: suite.name for name, suite in SUITES.items()} == {name: name for name in SUITES}
-    assert select([], "quick", H200) == select(["h2d", "h2d"], "quick", H200) == select(SUITES, "quick", H200)
+    assert select([], "quick", H200) == select(SUITES, "quick", H200)
+    assert select(["h2d", "h2d"], "quick", H200) == select(["h2d"], "quick", H200)
 
 
 def test_a_pattern_is_a_glob_over_whole_keys_in_which_brackets_are_themselves():
@@ -158,7 +181,7 @@ def test_a_whole_key_may_leave_out_the_profile_and_need_not_be_in_the_suite():
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("*chunks=5*", f"matches none of the {len(QUICK['h200'])} cases of h2d (quick); `overlap list`"),
+        ("*chunks=5*", "matches none of the 16 cases of h2d, ddp (quick); `overlap list`"),
         ("h2d", "matches none"),
         ("", "matches none"),
         ("chunks=8", "want family[axis=value,...]"),
@@ -177,7 +200,7 @@ def test_one_wrong_pattern_spoils_the_rest():
 
 
 def test_unknown_suites_and_tiers_are_refused_by_name():
-    assert refusal(["h2d", "ddp"], "quick", H200) == "suite: got 'ddp', want one of h2d"
+    assert refusal(["h2d", "fsdp"], "quick", H200) == "suite: got 'fsdp', want one of h2d, ddp"
     assert refusal([], "weekly", H200) == "tier: got 'weekly', want quick or nightly"
 
 

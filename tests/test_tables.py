@@ -193,13 +193,22 @@ def test_summary_lines_are_the_findings_and_mark_doubts():
 
 
 def test_a_list_has_one_row_a_case_and_only_the_axes_that_vary():
-    cases = select([], "quick", packaged()["h200"])
+    cases = select(["h2d"], "quick", packaged()["h200"])
     text = shown(list_table(cases), 80)
     title, header, *_ = text.splitlines()
-    assert title == f"{len(cases)} cases, all ratio=1, profile={packaged()['h200'].key}"
+    assert title == f"h2d: {len(cases)} cases, all ratio=1, profile={packaged()['h200'].key}"
     assert header.split() == ["memory", "stream", "chunks", "size", "gate"]
     assert row(text, "pinned", "64", "512MiB", "on")
     assert cases[0].key in text.replace("\n", "")
+
+
+def test_families_are_listed_one_by_one():
+    both = select([], "quick", packaged()["h200"])
+    text = shown(list_table(both), 80)
+    for family in ("h2d", "ddp"):
+        count = sum(case.family.name == family for case in both)
+        assert f"\n{family}: {count} cases, all" in f"\n{text}"
+    assert text.count("Choose some with --case") == 1
 
 
 def test_a_list_cuts_no_value_short():

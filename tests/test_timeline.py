@@ -4,7 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from harness import metrics, timeline
+from harness import registry, timeline
 from harness.comparable import Difference
 from harness.history import History, Level, Newest, Series, Step
 from harness.points import MISSING, Break, Point
@@ -46,7 +46,7 @@ def busy() -> Series:
 
 
 def history(*found: Series, **options) -> History:
-    return History(metric=metrics.METRICS["overlapped_ms"], series=list(found), records=8, **options)
+    return History(metric=registry.METRICS["overlapped_ms"], series=list(found), records=8, **options)
 
 
 def shown(found: History, width: int = 140) -> list[str]:

@@ -62,7 +62,7 @@ class Stage:
         self.opened.append(arguments)
         return self.telemetry.open()
 
-    def build(self, case, profile, backend):
+    def build(self, case, profile, backend, group=None):
         assert profile == PROFILE
         assert backend is self.backend
         made = self.workloads.setdefault(case.key, FakeWorkload())
@@ -333,7 +333,7 @@ def test_a_failed_check_makes_the_case_invalid(stage):
 
 
 def measured(*, stop: str = "settled", failed: str = "", rounds: int = 40) -> Measured:
-    return Measured(rounds=[Round(order=list(ARMS), arms={})] * rounds, stop=stop, failed=failed)
+    return Measured(by_rank=[[Round(order=list(ARMS), arms={})] * rounds], stop=stop, failed=failed)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,15 @@ from harness.sizes import parse_size
 
 FOLDER = Path(__file__).parent
 
-# What a sample does. The rest of a profile (to which devices it belongs, when sampling stops, what controls accept)
-# may be mended without cutting any history. A family added later adds its own sizes to its own keys only.
-FIXED_WORK = (
-    "name", "dtype", "seed", "distribution", "width", "max_columns", "column_step", "rotate_bytes",
-    "conditioning_gemms", "h2d",
-)  # fmt: skip
+# What a sample of each family does. The rest of a profile (to which devices it belongs, when sampling stops, what
+# controls accept) may be mended without cutting any history.
+FIXED_WORK = {
+    "h2d": (
+        "name", "dtype", "seed", "distribution", "width", "max_columns", "column_step", "rotate_bytes",
+        "conditioning_gemms", "h2d",
+    ),
+    "ddp": ("name", "dtype", "seed", "ddp"),
+}  # fmt: skip
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -49,6 +52,22 @@ class H2DSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                         raise ValueError(str(error)) from None  # msgspec adds the place in the file
 
 
+class DDPSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of the ddp family's models (harness/workloads/models.py).
+
+    width: of a token's vector. hidden: of the MLP between its two matrices. heads: of the attention. blocks: how many
+    transformer blocks. sequence: tokens that attend to each other, at most. vocabulary: rows of the table of the
+    embedding-heavy model.
+    """
+
+    width: Count = 2048
+    hidden: Count = 4096
+    heads: Count = 16
+    blocks: Count = 16
+    sequence: Count = 2048
+    vocabulary: Count = 1 << 16
+
+
 class Tolerances(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the controls accept (harness/controls.py), as fractions.
 
@@ -68,7 +87,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     width: elements in a row of the copied batch. max_columns: widest single GEMM; more columns make more GEMMs.
     rotate_bytes: inputs are rotated over at least this much, more than twice the last-level cache.
     conditioning_gemms: GEMMs of the conditioning shape before every sample, so that each arm starts from the
-    same load. case_seconds: where sampling a case stops at the latest, after its first look. settled: half-width of
+    same load. case_seconds, ddp_case_seconds: where sampling a case of h2d or of ddp stops at the latest, after its
+    first look. settled: half-width of
     the headline's interval, over its value, at which it stops before.
     """
 
@@ -88,14 +108,28 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     settled: Fraction
     tolerances: Tolerances
     h2d: H2DSizes
+    ddp: DDPSizes = DDPSizes()
+    ddp_case_seconds: Positive = 8.0
 
     @property
     def key(self) -> str:
-        """Name and hash of the fixed work, as case keys carry them: `h200.1a2b`."""
+        """The key of family h2d, by which people name a profile."""
+        return self.key_of("h2d")
+
+    def key_of(self, family: str) -> str:
+        """Name and hash of the fixed work of a family, as its case keys carry them: `h200.1a2b`."""
         content = msgspec.json.encode(
-            {name: getattr(self, name) for name in FIXED_WORK}, order="deterministic"
+            {name: getattr(self, name) for name in FIXED_WORK[family]}, order="deterministic"
         )
         return f"{self.name}.{hashlib.sha256(content).hexdigest()[:4]}"
+
+    def seconds_of(self, family: str) -> float:
+        """Where sampling a case of that family stops at the latest, after its first look."""
+        return self.ddp_case_seconds if family == "ddp" else self.case_seconds
+
+    @property
+    def on_cpu(self) -> bool:
+        return "cpu" in self.devices
 
     @property
     def element_bytes(self) -> int:
@@ -127,7 +161,7 @@ def load_profile(name_or_path: str) -> Profile:
     """The packaged profile of that name (or `name.hash`, which must then be today's), or the one in a file."""
     profiles = packaged()
     for profile in profiles.values():
-        if name_or_path in (profile.name, profile.key):
+        if name_or_path in (profile.name, *map(profile.key_of, FIXED_WORK)):
             return profile
     if name_or_path.endswith(".json"):
         return read_profile(Path(name_or_path))

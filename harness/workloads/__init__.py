@@ -3,12 +3,16 @@
 from harness.backends.base import Backend
 from harness.case import Case
 from harness.errors import UsageError
+from harness.group import Group
 from harness.profiles import Profile
 from harness.workloads.base import Workload
 
 
-def build(case: Case, profile: Profile, backend: Backend) -> Workload:
-    """The workload of `case` on `backend`; Skip if it has no meaning there, UsageError if it does not fit."""
+def build(case: Case, profile: Profile, backend: Backend, group: Group | None = None) -> Workload:
+    """The workload of `case` on `backend`; Skip if it has no meaning there, UsageError if it does not fit.
+
+    group: the processes that measure it together, for a family of such cases.
+    """
     if case.family.name == "h2d":
         from harness.workloads.h2d import H2DWorkload
 

@@ -1,0 +1,31 @@
+"""The registry: each metric once, and to each family its own."""
+
+import dataclasses
+
+import pytest
+
+from harness.registry import METRICS, metrics_of
+
+
+def test_registry_says_each_thing_once():
+    assert len({metric.label for metric in METRICS.values()}) == len(METRICS)
+    assert {name for name, metric in METRICS.items() if metric.asv} == {
+        "overlapped_ms",
+        "bound_ratio",
+        "overlapped_over_compute",
+        "transfer_ms",
+        "compute_ms",
+        "host_blocked_ms",
+    }
+    assert all(metric.unit == "ms" for name, metric in METRICS.items() if name.endswith("_ms"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        METRICS["overlapped_ms"].asv = False  # type: ignore[misc]
+
+
+def test_a_family_has_what_it_can_measure_and_its_own_model():
+    copies, collectives = metrics_of("h2d"), metrics_of("ddp")
+    assert not {"tail_ms", "dilation_ms", "waiting_ms"} & set(copies)
+    assert {"tail_ms", "dilation_ms", "waiting_ms", *copies} <= set(collectives)
+    assert copies["model_ratio"].arms == ("transfer", "compute", "overlapped")
+    assert collectives["model_ratio"].arms == ("model", "overlapped")
+    assert {name for name in METRICS if collectives[name].arms != METRICS[name].arms} == {"model_ratio"}
