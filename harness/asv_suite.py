@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from harness.source import Checkout
 
 # What `import *` gives a suite: asv takes every class that it finds in one for benchmarks.
-__all__ = ["H2D"]
+__all__ = ["DDP", "H2D"]
 
 # A fixed word, not asv's hash of this suite's source: only a change of method cuts the history.
 VERSION = f"method-{METHOD_VERSION}"
@@ -321,8 +321,8 @@ class H2D:
 
     # asv asks an instance: importing this module looks for no device.
     @property
-    def params(self) -> list[str]:
-        return cases("h2d")
+    def params(self) -> list[list[str]]:
+        return [cases("h2d")]
 
     # asv shares one run between classes that inherit `setup_cache`, so every family's class has its own.
     def setup_cache(self) -> Cache:
@@ -332,3 +332,20 @@ class H2D:
 
     def setup(self, cache: Cache, case: str) -> None:
         setup(cache, case)
+
+
+@tracked
+class DDP:
+    """Gradients all-reduced in buckets beside the backward; n/a where there are fewer GPUs than ranks."""
+
+    param_names = ("case",)
+    version = VERSION
+
+    @property
+    def params(self) -> list[list[str]]:
+        return [cases("ddp")]
+
+    def setup_cache(self) -> Cache:
+        return measure("ddp")
+
+    setup_cache.timeout = SETUP_TIMEOUT  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from harness import record as records
-from harness import theory
+from harness import buckets, theory
 from harness.doubts import NAMES, doubts
 from harness.evidence import launch_error
 from harness.families import FAMILIES
@@ -216,8 +216,6 @@ def _collective(
             columns[name] = np.array([rank.spans[name] for rank in slowest])
     ready, alone = _list(launch, "ready_ms"), _list(launch, "alone_ms")
     if ready and len(ready) == len(alone) and "compute" in found:
-        from harness import buckets
-
         end = buckets.schedule(ready, alone, float(np.median(found["compute"]))).end
         columns["model"] = np.full(len(rounds), end)
     return columns

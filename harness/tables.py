@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness import findings
 from harness.case import Case
-from harness.labels import count, number, ratio, short_names, with_spread
+from harness.labels import clean, count, number, ratio, short_names, with_spread
 from harness.record import CaseResult, Record
 from harness.views import MEMORIES, STREAMS, Grid, metric, overlap_grid, remarks, value
 
@@ -100,19 +100,39 @@ def plain(text: str, options: ConsoleOptions) -> str:
 
 
 def case_table(record: Record) -> RenderableType:
-    """Every case of the record: arms in ms, hidden fraction, ratios, status; the reasons stand below."""
-    cases = record.cases
-    if not cases:
+    """Every case of the record, family by family: arms in ms, what is hidden, ratios, status; the reasons stand
+    below."""
+    families: dict[str, list[CaseResult]] = {}
+    for case in record.cases:
+        families.setdefault(clean(case.family), []).append(case)
+    if not families:
         return Text("This record holds no case.")
+    tables = [
+        _family_table(cases, "" if len(families) == 1 else f"{name}: ") for name, cases in families.items()
+    ]
+    return tables[0] if len(tables) == 1 else Group(*tables)
+
+
+def _family_table(cases: Sequence[CaseResult], title: str) -> FittedTable:
     names = short_names(cases)
     widths = [max(map(len, column)) for column in zip(*names.fields.values(), strict=False)]
     notes = _footnotes(cases)
+    grouped = any("tail_ms" in case.metrics for case in cases)
+    hidden = (
+        (
+            Column("exposed\nshare", _ratios(cases, "exposed_fraction"), spare=1, last=True),
+            _numbers("tail\nms", cases, "tail_ms", spare=2),
+            _numbers("dilation\nms", cases, "dilation_ms", spare=2),
+        )
+        if grouped
+        else (Column("hidden\nfraction", _ratios(cases, "hidden_fraction"), spare=1, last=True),)
+    )
     columns = (
         _numbers("transfer\nms", cases, "transfer_ms", spare=2),
         _numbers("compute\nms", cases, "compute_ms", spare=1),
         _numbers("serial\nms", cases, "serial_ms", spare=3),
         Column("overlapped\nms", [with_spread(metric(case, "overlapped_ms")) for case in cases]),
-        Column("hidden\nfraction", _ratios(cases, "hidden_fraction"), spare=1, last=True),
+        *hidden,
         Column("over\nbound", _ratios(cases, "bound_ratio"), spare=2, last=True),
         Column("over\nmodel", _ratios(cases, "model_ratio"), spare=4),
         Column(
@@ -122,7 +142,7 @@ def case_table(record: Record) -> RenderableType:
         ),
     )
     return FittedTable(
-        title=count(len(cases), "case") + (f", all {names.common}" if names.common else ""),
+        title=f"{title}{count(len(cases), 'case')}" + (f", all {names.common}" if names.common else ""),
         labels=[label(names.fields[case.key], widths, names.rest[case.key]) for case in cases],
         label_width=sum(widths) + max(0, len(widths) - 1),
         columns=columns,

@@ -1,7 +1,9 @@
 """A clock that a test turns, a workload whose samples are written down, and a backend without a device."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -128,3 +130,46 @@ class FakeTelemetry:
 
     def open(self, *_: object) -> "FakeTelemetry":
         return self
+
+
+class ThreadGroup:
+    """Ranks that are threads of the test: `run` gives what each came back with."""
+
+    def __init__(self, rank: int, size: int, meeting: "Meeting") -> None:
+        self.rank, self.size, self.host = rank, size, f"host-{rank}"
+        self._meeting = meeting
+
+    def share(self, value: Any) -> list[Any]:
+        return self._meeting.share(self.rank, value)
+
+    def meet(self) -> None:
+        self._meeting.share(self.rank, None)
+
+
+class Meeting:
+    """Where the threads of a group wait for each other; one that failed leaves none of them waiting."""
+
+    def __init__(self, size: int) -> None:
+        self._values: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=20)
+
+    def share(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = value
+        self._barrier.wait()
+        shared = list(self._values)
+        self._barrier.wait()
+        return shared
+
+    @staticmethod
+    def run(work: Callable[[ThreadGroup], Any], size: int = 2) -> list[Any]:
+        meeting = Meeting(size)
+
+        def one(rank: int) -> Any:
+            try:
+                return work(ThreadGroup(rank, size, meeting))
+            except BaseException:
+                meeting._barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(size) as pool:
+            return [done.result() for done in [pool.submit(one, rank) for rank in range(size)]]

@@ -1,7 +1,7 @@
 import gc
 
 import pytest
-from fakes import ARMS, MS, FakeWorkload, ScriptedClock
+from fakes import ARMS, MS, FakeWorkload, Meeting, ScriptedClock, ThreadGroup
 
 from harness import measure as module
 from harness.measure import measure
@@ -262,3 +262,72 @@ def test_unsplit_arms_are_sampled_like_the_others():
     found = run(FakeWorkload(arms=arms))
     assert all(set(seen.arms) == set(arms) for seen in found.rounds)
     assert found.timed_s == pytest.approx(4 * sum(MS[arm] for arm in arms) * 1e-3)
+
+
+def together(*workloads: FakeWorkload, with_rule: StopRule | None = None):
+    """What each rank's `measure` came back with."""
+
+    def one(group: ThreadGroup):
+        return run(workloads[group.rank], with_rule, group=group)
+
+    return Meeting.run(one, len(workloads))
+
+
+def test_ranks_share_their_rounds_and_stop_together_on_the_slowest():
+    """Rank 1 alone would never settle; rank 0 alone would after the first look."""
+    first, second = together(FakeWorkload(), FakeWorkload(noise=uneven), with_rule=rule(4, 8))
+    assert first.by_rank == second.by_rank
+    assert [len(rounds) for rounds in first.by_rank] == [8, 8]
+    assert {seen.arms["overlapped"] for seen in first.by_rank[0]} == {MS["overlapped"]}
+    assert [seen.arms["overlapped"] - MS["overlapped"] for seen in first.by_rank[1]] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+    ]
+    assert all(len(windows) == 8 for found in (first, second) for windows in found.windows.values())
+
+
+def test_a_sample_dropped_on_one_rank_voids_the_round_of_all():
+    leaky = FakeWorkload(script={("compute", 2): {"dropped": "gate leaked"}})
+    first, second = together(FakeWorkload(), leaky)
+    assert first.by_rank == second.by_rank
+    assert [len(rounds) for rounds in first.by_rank] == [4, 4]
+    assert first.dropped == second.dropped == {"gate leaked": 1}
+
+
+@pytest.mark.parametrize("at", [0, 2], ids=["while warming up", "while sampling"])
+def test_a_check_that_fails_on_one_rank_ends_all_after_the_same_samples(at):
+    """The other ranks wait in the next sample's collective for the one that found it."""
+    wrong = FakeWorkload(script={(balanced_orders(ARMS)[0][0], at): {"failed": "serial: 3 rows are wrong"}})
+    sound = FakeWorkload()
+    found = together(sound, wrong)
+    assert {each.failed for each in found} == {"check failed: rank 1: serial: 3 rows are wrong"}
+    assert sound.calls == wrong.calls
+
+
+def test_what_the_warm_up_of_one_rank_finds_holds_for_all():
+    found = together(FakeWorkload(), FakeWorkload(warm="gradients differ"))
+    assert {each.failed for each in found} == {"check failed: rank 1: gradients differ"}
+
+
+def test_time_is_that_of_rank_0():
+    """A rank whose clock is far ahead does not end the case for all, nor stay behind when the others end it."""
+    hasty = FakeWorkload(before=lambda: hasty.clock.advance(1000.0))
+    asked = rule(4, 1000, budget_s=10 * ROUND_S, target=1e-9)
+    first, second = together(FakeWorkload(noise=uneven), hasty, with_rule=asked)
+    assert first.stop == second.stop == "budget"
+    assert len(first.by_rank[0]) == len(second.by_rank[0]) >= 4
+
+
+def test_memory_taken_on_one_rank_spoils_the_case_for_all():
+    def one(group: ThreadGroup):
+        taken = iter([0, 3 * group.rank])
+        return run(FakeWorkload(), allocations=lambda: next(taken), group=group)
+
+    found = Meeting.run(one)
+    assert {each.failed for each in found} == {"device memory was allocated 3 times while sampling"}
