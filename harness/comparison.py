@@ -14,6 +14,7 @@ from harness.budgets import Budget, Budgets
 from harness.contrast import Contrast
 from harness.errors import UsageError
 from harness.evidence import History, Pair
+from harness.families import FAMILIES
 from harness.legs import legs
 from harness.record import CaseResult
 from harness.registry import METRICS
@@ -348,7 +349,8 @@ def _judge(cases: Sequence[CaseComparison], pairs: Sequence[Pair], found: Iterab
             timed = (verdict for name, verdict in verdicts.items() if name != "model_ratio")
             case.verdict = "slower" if "slower" in timed else verdicts[HEADLINE]
             if case.verdict == "slower":
-                case.legs = list(legs(case.effects))
+                family = FAMILIES.get(case.key.partition("[")[0])
+                case.legs = list(legs(case.effects, "collective" if family and family.grouped else "copy"))
             elif case.verdict == "inconclusive":
                 seen = case.effects[HEADLINE].visible
                 case.reason = (

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from harness import validity
+from harness import exposure, validity
 from harness.labels import clean, count, number, percent, ratio, reason, short_names
 from harness.record import STATUSES, CaseResult, Ceiling, Control, Metric, Record
 from harness.views import MEMORIES, Curve, Grid, chunk_curves, metric, overlap_grid, value
@@ -59,12 +59,11 @@ def identity(record: Record) -> str:
 
 
 def verdicts(record: Record) -> list[Finding]:
-    """What the 2x2 table says; empty where none of its cells was measured."""
-    grid = overlap_grid(record)
-    if grid is None:
-        return []
-    found = [*_side_stream(grid), *_same_stream(grid)]
-    return found if any(grid.measured(*place) for place in grid.cells) else []
+    """What the 2x2 table says, and the collectives; empty where none of their cases was measured."""
+    grid, found = overlap_grid(record), []
+    if grid is not None and any(grid.measured(*place) for place in grid.cells):
+        found = [*_side_stream(grid), *_same_stream(grid)]
+    return found + [Finding(text, doubt) for text, doubt in exposure.verdicts(record)]
 
 
 def _side_stream(grid: Grid) -> list[Finding]:
@@ -299,6 +298,7 @@ def doubts(record: Record) -> list[Finding]:
         Finding(f"{count(times, 'attempt')} discarded and measured again: {why}")
         for why, times in tried.items()
     ]
+    found += [Finding(text, doubt) for text, doubt in exposure.doubts(record)]
     capped = Counter(label for case in record.cases for label in _labels(case))
     found += [Finding(f"{label}: seen in {count(times, 'case')}") for label, times in capped.items()]
     if record.run.dirty:

@@ -13,8 +13,16 @@ from harness.record import CaseResult, Metric
 NONE = "-"
 
 # Axes that seldom leave their usual value: named only where they do.
-RARE = ("ratio", "issue", "profile")
-USUAL = {"ratio": "ratio=1", "issue": "alternate"}
+RARE = ("ratio", "issue", "first", "option", "connections", "profile")
+USUAL = {
+    "ratio": "ratio=1",
+    "issue": "alternate",
+    "first": "first=1MiB",
+    "option": "option=plain",
+    "connections": "connections=8",
+}
+# As usual, these go without saying.
+UNSAID = ("first", "option", "connections")
 
 
 def clean(text: object) -> str:
@@ -127,7 +135,12 @@ def short_names(cases: Iterable[CaseResult | Case]) -> Names:
         own = {axis: text for axis, text in named.items() if axis not in shared}
         fields[key] = tuple(text for axis, text in own.items() if axis not in RARE)
         rest[key] = " ".join(own[axis] for axis in RARE if axis in own and own[axis] != USUAL.get(axis))
-    return Names(", ".join(text for axis, text in shared.items() if axis != "family"), fields, rest)
+    said = (
+        text
+        for axis, text in shared.items()
+        if axis != "family" and not (axis in UNSAID and text == USUAL[axis])
+    )
+    return Names(", ".join(said), fields, rest)
 
 
 def _shared(words: list[dict[str, str]]) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""Which leg moved in a slower case: the copy, the compute, the host, or only how they overlap."""
+"""Which leg moved in a slower case: the copy or the collective, the compute, the host, or only how they overlap."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-Leg = Literal["copy", "compute", "host", "overlap"]
+Leg = Literal["copy", "collective", "compute", "host", "overlap"]
 
 # Enqueueing that takes this share of a copy's time is held up by the copy.
 HELD = 0.5
@@ -24,10 +24,11 @@ class Told(Protocol):
     def head(self) -> float: ...
 
 
-def legs(found: Mapping[str, Told]) -> tuple[Leg, ...]:
+def legs(found: Mapping[str, Told], transfer: Leg = "copy") -> tuple[Leg, ...]:
     """The legs that the slower quantities of a case point to, by their names in METRICS; empty where they do not tell.
 
-    copy, compute: that leg is slower alone. host: `host_ms`, enqueueing the legs alone, is slower, and not because it
+    transfer: what a case of this family moves its bytes by, `copy` or `collective`; it, or compute: that leg is slower
+    alone. host: `host_ms`, enqueueing the legs alone, is slower, and not because it
     waits for a copy, as it does for one from pageable memory. overlap: the overlapped time is slower by more than its
     legs explain. What they explain is the piece model (theory.py), so that `model_ratio`, overlapped over the model of
     the same launch, decides; where it is inconclusive or missing, overlap is named if no solo leg can have moved.
@@ -35,7 +36,7 @@ def legs(found: Mapping[str, Told]) -> tuple[Leg, ...]:
     slower = {name for name, told in found.items() if told.verdict == "slower"}
     named: list[Leg] = []
     if "transfer_ms" in slower:
-        named.append("copy")
+        named.append(transfer)
     if "compute_ms" in slower:
         named.append("compute")
     if "host_ms" in slower and not _waits(found, slower):

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from harness import findings
+from harness import exposure, findings
 from harness.case import Case
 from harness.labels import clean, count, number, ratio, short_names, with_spread
 from harness.record import CaseResult, Record
@@ -107,13 +107,19 @@ def case_table(record: Record) -> RenderableType:
         families.setdefault(clean(case.family), []).append(case)
     if not families:
         return Text("This record holds no case.")
+    changed = exposure.effects(record)
     tables = [
-        _family_table(cases, "" if len(families) == 1 else f"{name}: ") for name, cases in families.items()
+        _family_table(
+            cases,
+            "" if len(families) == 1 else f"{name}: ",
+            [effect for effect in changed if effect.case.family == name],
+        )
+        for name, cases in families.items()
     ]
     return tables[0] if len(tables) == 1 else Group(*tables)
 
 
-def _family_table(cases: Sequence[CaseResult], title: str) -> FittedTable:
+def _family_table(cases: Sequence[CaseResult], title: str, effects: Sequence[exposure.Effect]) -> FittedTable:
     names = short_names(cases)
     widths = [max(map(len, column)) for column in zip(*names.fields.values(), strict=False)]
     notes = _footnotes(cases)
@@ -146,7 +152,10 @@ def _family_table(cases: Sequence[CaseResult], title: str) -> FittedTable:
         labels=[label(names.fields[case.key], widths, names.rest[case.key]) for case in cases],
         label_width=sum(widths) + max(0, len(widths) - 1),
         columns=columns,
-        notes=[f"[{at}] {text} ({count(times, 'case')})" for text, (at, times) in notes.items()],
+        notes=[
+            *(f"[{at}] {text} ({count(times, 'case')})" for text, (at, times) in notes.items()),
+            *(f"{effect.text}: {names[effect.usual.key]}" for effect in effects),
+        ],
     )
 
 

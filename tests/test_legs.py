@@ -1,6 +1,7 @@
 """Which leg moved: launches of a case with a known fault, through the statistics to the name of the leg."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -154,3 +155,9 @@ def test_a_copy_that_holds_the_host_up_for_longer_is_the_copys_loss() -> None:
         "model_ratio": Told("same", 1.05, 1.05),
     }
     assert legs(moved) == ("copy",)
+
+
+def test_what_moves_the_bytes_has_its_own_name_in_each_family():
+    slower = {"transfer_ms": SimpleNamespace(verdict="slower", base=5.0, head=6.0)}
+    assert legs(slower) == ("copy",)
+    assert legs(slower, "collective") == ("collective",)

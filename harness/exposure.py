@@ -1,0 +1,163 @@
+"""What a record shows of collectives beside compute, in sentences: what stays bare, and what an option changes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from harness.families import FAMILIES
+from harness.labels import axis_words, clean, number, percent, ratio, short_names
+from harness.record import CaseResult, Metric, Record
+from harness.views import metric, value
+
+# Axes of which each value but the usual one is a promise, to be kept or found to change nothing.
+OPTIONS = ("option", "connections", "first")
+
+# exposed = tail + dilation, to this share of the overlapped time (measurement.md, ddp).
+CLOSES = 0.02
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How much longer a case takes for one option, over the same case without it: a share and its interval.
+
+    The interval is of two cases of one launch measured one after the other, each with its own: an indication, which
+    launches in turns would have to confirm.
+    """
+
+    case: CaseResult
+    usual: CaseResult
+    axis: str
+    change: float
+    low: float
+    high: float
+
+    @property
+    def seen(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    @property
+    def text(self) -> str:
+        what = axis_words(self.case.family, self.axis, self.case.params[self.axis])
+        between = f"{percent(self.low, places=1)} to {percent(self.high, places=1)}"
+        if not self.seen:
+            return f"{what} shows no effect ({between})"
+        much = percent(abs(self.change), places=1)
+        return f"{what} takes {much} {'longer' if self.change > 0 else 'less'} ({between})"
+
+
+def _collective(record: Record) -> list[CaseResult]:
+    return [
+        case
+        for case in record.cases
+        if case.family in FAMILIES
+        and FAMILIES[case.family].grouped
+        and value(case, "overlapped_ms") is not None
+    ]
+
+
+def effects(record: Record) -> list[Effect]:
+    """The effect of every option that was measured with and without, in the record's order."""
+    cases = _collective(record)
+    known = {_parameters(case): case for case in cases}
+    found = []
+    for case in cases:
+        for axis in OPTIONS:
+            default = _default(case.family, axis)
+            usual = known.get(_parameters(case, **{axis: default}))
+            if usual is None or case.params.get(axis) == default:
+                continue
+            change = _change(metric(usual, "overlapped_ms"), metric(case, "overlapped_ms"))
+            if change is not None:
+                found.append(Effect(case, usual, axis, *change))
+    return found
+
+
+def _default(family: str, axis: str) -> object:
+    return next((each.default for each in FAMILIES[family].axes if each.name == axis), None)
+
+
+def _parameters(case: CaseResult, **replaced: object) -> tuple[object, ...]:
+    return (case.family, *sorted((case.params | replaced).items()))
+
+
+def _change(usual: Metric | None, other: Metric | None) -> tuple[float, float, float] | None:
+    if usual is None or other is None:
+        return None
+    if usual.low is None or usual.high is None or other.low is None or other.high is None:
+        return None
+    # The widths of two independent intervals add as squares.
+    change = other.value / usual.value - 1
+    below = ((other.value - other.low) ** 2 + (usual.high - usual.value) ** 2) ** 0.5 / usual.value
+    above = ((other.high - other.value) ** 2 + (usual.value - usual.low) ** 2) ** 0.5 / usual.value
+    return change, change - below, change + above
+
+
+def verdicts(record: Record) -> list[tuple[str, bool]]:
+    """One sentence a token count, of its fastest case without an option, and whether to doubt it."""
+    plain = [case for case in _collective(record) if _is_plain(case)]
+    names = short_names(plain)
+    fastest: dict[tuple[object, ...], CaseResult] = {}
+    for case in plain:
+        alike = _parameters(case, bucket=0)
+        best = fastest.get(alike)
+        if best is None or (value(case, "overlapped_ms") or 0.0) < (value(best, "overlapped_ms") or 0.0):
+            fastest[alike] = case
+    return [_sentence(case, f"{clean(case.family)} {names[case.key]}") for case in fastest.values()]
+
+
+def _is_plain(case: CaseResult) -> bool:
+    return all(
+        case.params.get(axis) == _default(case.family, axis) for axis in OPTIONS if axis in case.params
+    )
+
+
+def _sentence(case: CaseResult, name: str) -> tuple[str, bool]:
+    exposed, transfer = value(case, "exposed_ms") or 0.0, value(case, "transfer_ms") or 0.0
+    share = value(case, "exposed_fraction") or 0.0
+    text = f"{name}: {number(exposed)} ms of {number(transfer)} ms of collectives lie bare ({percent(share)})"
+    tail, dilation = value(case, "tail_ms"), value(case, "dilation_ms")
+    if tail is not None and dilation is not None:
+        text += f", {number(tail)} as its tail and {number(dilation)} as slower compute"
+    over = value(case, "bound_ratio")
+    if over is not None:
+        text += f"; {ratio(over)}x its bound"
+    label = "" if case.status == "ok" else f" ({case.status})"
+    return text + label, share > 1
+
+
+def open_cases(record: Record) -> list[CaseResult]:
+    """The cases whose exposed time is not what tail and dilation come to, with the whole interval of the rest."""
+    found = []
+    for case in _collective(record):
+        rest, whole = metric(case, "unexplained_ms"), value(case, "overlapped_ms")
+        if rest is None or whole is None or rest.low is None or rest.high is None:
+            continue
+        if min(abs(rest.low), abs(rest.high)) > CLOSES * whole and rest.low * rest.high > 0:
+            found.append(case)
+    return found
+
+
+def same_buckets(record: Record) -> list[list[CaseResult]]:
+    """Cases alike but for caps that came to the same buckets: they are one case, measured more than once."""
+    found: dict[tuple[object, ...], list[CaseResult]] = {}
+    for case in _collective(record):
+        lists = [launch.checks.get("buckets") for launch in case.launches]
+        if lists and isinstance(lists[0], list) and all(each == lists[0] for each in lists):
+            alike = _parameters(case, bucket=0, first=0)
+            found.setdefault((*alike, tuple(lists[0])), []).append(case)
+    return [cases for cases in found.values() if len(cases) > 1]
+
+
+def doubts(record: Record) -> Iterable[tuple[str, bool]]:
+    """What a reader should know before believing these numbers."""
+    names: Mapping[str, str] = {
+        case.key: short_names(_collective(record))[case.key] for case in _collective(record)
+    }
+    for case in open_cases(record):
+        rest = number(value(case, "unexplained_ms"))
+        yield (
+            f"tail and dilation do not add up to what is exposed ({rest} ms are left): {names[case.key]}",
+            True,
+        )
+    for cases in same_buckets(record):
+        listed = ", ".join(axis_words(case.family, "bucket", case.params["bucket"]) for case in cases)
+        yield f"the same buckets, whatever the cap, so one case: {listed}", False

@@ -1,0 +1,108 @@
+"""What a record says of collectives beside compute, on machines whose every number is known."""
+
+import pytest
+from factories_ddp import EVEN, MIB, Machine, bucket_results, ddp_record, ddp_result, token_results
+
+from harness import exposure, findings, tables
+from harness.record import Metric
+
+MACHINE = Machine(alpha_ms=0.02, bandwidth=303.0, rate=600e12, dilation=0.1)
+
+
+def scaled(by: float, half: float = 0.002, **axes):
+    """The usual case with an option that makes its step so much longer."""
+    case = ddp_result(MACHINE, half=half, **axes)
+    found = case.metrics["overlapped_ms"]
+    case.metrics["overlapped_ms"] = Metric(
+        value=found.value * by, unit="ms", low=found.low * by, high=found.high * by
+    )
+    return case
+
+
+def texts(*cases) -> list[str]:
+    return [effect.text for effect in exposure.effects(ddp_record(*cases))]
+
+
+@pytest.mark.parametrize(
+    ("by", "text"),
+    [
+        (1.05, "option=static-graph takes 5.0 % longer (4.7 % to 5.3 %)"),
+        (0.95, "option=static-graph takes 5.0 % less (-5.3 % to -4.7 %)"),
+        (1.002, "option=static-graph shows no effect (-0.1 % to 0.5 %)"),
+    ],
+)
+def test_an_option_shows_its_effect_or_that_it_has_none(by, text):
+    assert texts(ddp_result(MACHINE), scaled(by, option="static-graph")) == [text]
+
+
+def test_an_option_is_compared_with_the_same_case_without_it_and_nothing_else():
+    plain = ddp_result(MACHINE)
+    (found,) = exposure.effects(
+        ddp_record(plain, scaled(1.3, connections=1), scaled(1.3, tokens=512, connections=32))
+    )
+    assert (found.axis, found.usual.key) == ("connections", plain.key)
+    assert texts(scaled(1.3, option="compile")) == []
+    # Two options at once are none of either.
+    assert texts(plain, scaled(1.3, option="compile", connections=1)) == []
+
+
+def test_a_case_without_a_number_has_no_effect():
+    bad = scaled(1.3, option="compile")
+    bad.status = "invalid"
+    assert texts(ddp_result(MACHINE), bad) == []
+
+
+def test_the_fastest_buckets_of_each_token_count_are_told_with_what_lies_bare():
+    cases = [
+        *bucket_results(MACHINE, (MIB, 64 * MIB), EVEN, tokens=512),
+        *bucket_results(MACHINE, (MIB, 64 * MIB), EVEN, tokens=8192),
+        scaled(0.5, option="bucket-view"),
+    ]
+    said = exposure.verdicts(ddp_record(*cases))
+    assert len(said) == 2
+    for text, tokens in zip((text for text, _ in said), (512, 8192), strict=True):
+        alike = [case for case in cases[:4] if case.params["tokens"] == tokens]
+        best = min(alike, key=lambda case: case.metrics["overlapped_ms"].value)
+        assert f"tokens={tokens}" in text
+        assert f"bucket={best.params['bucket'] // MIB}MiB" in text
+        assert f"of {best.metrics['transfer_ms'].value:.3g} ms of collectives lie bare" in text
+        assert "as its tail and" in text
+
+
+def test_overlap_that_costs_more_than_the_collectives_is_a_doubt():
+    lost = Machine(alpha_ms=0.02, bandwidth=303.0, rate=600e12, load=3.0)
+    ((_, doubt),) = exposure.verdicts(ddp_record(ddp_result(lost, tokens=512)))
+    assert doubt
+    assert [doubt for _, doubt in exposure.verdicts(ddp_record(ddp_result(MACHINE, tokens=8192)))] == [False]
+
+
+@pytest.mark.parametrize(
+    ("rest", "half", "doubted"), [(0.0, 0.1, 0), (0.03, 0.005, 1), (0.03, 0.02, 0), (-0.03, 0.005, 1), (0.015, 0.001, 0)]
+)  # fmt: skip
+def test_arms_that_do_not_close_are_named(rest, half, doubted):
+    """Beyond 2 % of the overlapped time, and beyond doubt."""
+    case = ddp_result(MACHINE)
+    whole = case.metrics["overlapped_ms"].value
+    case.metrics["unexplained_ms"] = Metric(
+        value=rest * whole, unit="ms", low=(rest - half) * whole, high=(rest + half) * whole
+    )
+    said = [found.text for found in findings.doubts(ddp_record(case)) if "do not add up" in found.text]
+    assert len(said) == doubted
+
+
+def test_caps_that_make_the_same_buckets_are_one_case():
+    cases = bucket_results(MACHINE, (25 * MIB, 512 * MIB, 256 * MIB), (MIB, 300 * MIB, 300 * MIB))
+    said = [found.text for found in findings.doubts(ddp_record(*cases)) if "same buckets" in found.text]
+    assert said == ["the same buckets, whatever the cap, so one case: bucket=25MiB, bucket=256MiB"]
+
+
+def test_the_table_of_a_record_has_what_lies_bare_and_the_effects(capsys):
+    from rich.console import Console
+
+    made = ddp_record(*token_results(MACHINE, (512, 2048)), scaled(1.05, option="static-graph"))
+    Console(width=132).print(tables.case_table(made))
+    shown = capsys.readouterr().out
+    for title in ("exposed", "tail", "dilation"):
+        assert title in shown
+    assert "option=static-graph takes 5.0 % longer" in shown
+    assert any("lie bare" in found.text for found in findings.summary(made))
