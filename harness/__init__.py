@@ -2,10 +2,10 @@
 
 The way of the data, low layers first (tests/test_layering.py holds every module to it)::
 
-    errors, sizes, files, host                  what every layer may use
+    errors, sizes, files, host, torchrun        what every layer may use
     case, families, profiles, suites, plans     what to measure; no torch
     schema, sense, record                       what was measured, as a file
-    statistics, modality, theory                numbers without units
+    statistics, modality, theory, buckets       numbers without units
     spreads, evidence, contrast, legs           launches against launches: what differs, and what could not be seen
     doubts, registry, metrics                   what the samples of a record mean
     telemetry, sampler, nvml_sampler, validity  NVML beside the samples; pynvml lives in telemetry
@@ -15,11 +15,15 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     measure, ceilings, controls                 the rounds of a case, the device alone, work of known answer
     protocol, serving, worker                   one launch: one fresh process, case by case
     child, supervise, runs                      the parent: starts launches, keeps the record; no torch
+    elastic, board                              many hosts: rank 0 says what is next, where all ranks can read it
+    ranks, launching, following                 one launch by many ranks: one rank, those of a machine, of other hosts
     calibration                                 the sizes of a new profile
     store, points, steps, history               a case over the commits of a store
     budgets, sides, comparison, gate            base against head, case by case, and whether that is fine
     noise, trees, duel, trial                   how nights differ; base and head measured in turns by their own code
-    labels, views, findings                     a record in words
+    labels, views, exposure, findings           a record in words
+    terms, threshold, best_bucket               tokens per GPU where overlap stops and why; the best bucket cap
+    threshold_words                             the same in words
     claims, myths, experiments                  what people believe of copies, put to the test; a child does it
     progress                                    a run in words, while it lasts
     tables, figures, report, summary            sinks: they render records and measure nothing

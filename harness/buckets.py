@@ -118,10 +118,11 @@ def fit(sizes: Sequence[float], times_ms: Sequence[float]) -> tuple[float, float
     if determinant <= 1e-12 * uu * vv:
         raise ValueError("fit: want two sizes or more that differ")
     alpha, beta = (u * vv - v * uv) / determinant, (v * uu - u * uv) / determinant
-    # The error is convex: where one is negative, the best of those allowed has it at 0.
-    if alpha < 0:
+    # The error is convex: where one is negative, the best of those allowed has it at 0. So small a share of every time
+    # is what rounding leaves.
+    if alpha < 1e-9 * min(times_ms):
         alpha, beta = 0.0, v / vv
-    elif beta < 0:
+    elif beta * min(sizes) / unit < 1e-9 * min(times_ms):
         alpha, beta = u / uu, 0.0
     return alpha, beta / unit
 

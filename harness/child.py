@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Self, TypeVar
 
 import msgspec
 
-from harness import host, protocol, source
+from harness import host, protocol, source, torchrun
 from harness.protocol import EVENTS, Begin, Done, Event, Failed, Job, Progress
 
 # A worker that says nothing for this long before its first case hangs. It imports torch, loads every kernel, measures
@@ -34,6 +34,9 @@ END_S = 20.0
 
 # From SIGKILL to the end. A process that waits in a driver for a device that is lost takes no signal.
 KILL_S = 10.0
+
+# From SIGTERM to SIGKILL, for a child that has children of its own to end first.
+RANKS_END_S = 10.0
 
 # How often a silent child is looked at: what it has started may hold its pipe open when it is gone itself.
 LOOK_S = 0.5
@@ -61,15 +64,34 @@ def command(events: int) -> list[str]:
     return module("worker", events)
 
 
+def ranks_command(events: int) -> list[str]:
+    """The same for a job of several ranks: all of them, or rank 0 where torchrun has started a rank here already."""
+    if torchrun.role() is None:
+        return module("launching", events)
+    return [*module("ranks", events), str(os.getpid())]
+
+
 class Process:
     """A child in a process group of its own, which is ended whole with the `with` block; OSError if none starts.
 
     command: the program, given the file descriptor that it is to write lines to. asked: its standard input.
-    silence_s: a child that says nothing for longer hangs; it may be changed while the child runs.
+    silence_s: a child that says nothing for longer hangs; it may be changed while the child runs. who: the child in
+    words. variables: of its environment, besides those of every child. ends_s: how long it may take to end by itself
+    once it is told to, by SIGTERM; without, it is killed.
     """
 
-    def __init__(self, command: Callable[[int], list[str]], asked: bytes, silence_s: float) -> None:
+    def __init__(
+        self,
+        command: Callable[[int], list[str]],
+        asked: bytes,
+        silence_s: float,
+        *,
+        who: str = "the worker",
+        variables: Mapping[str, str] | None = None,
+        ends_s: float = 0.0,
+    ) -> None:
         self.silence_s = silence_s
+        self._who, self._ends_s = who, ends_s
         self._trouble = ""
         self._stuck = False
         self._oom_kills = host.oom_kills()
@@ -88,7 +110,7 @@ class Process:
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs,),
-                    env=environment(),
+                    env=environment() | dict(variables or {}),
                     start_new_session=True,
                 )
             finally:
@@ -110,7 +132,7 @@ class Process:
         killed."""
         rest, heard = b"", time.monotonic()
         while True:
-            gone = self._ended(0)  # asked first, so that nothing it said before is missed
+            gone = self.ended(0)  # asked first, so that nothing it said before is missed
             left = heard + self.silence_s - time.monotonic()
             lines: list[bytes] = []
             if select.select([self._events], [], [], 0 if gone else max(0.0, min(left, LOOK_S)))[0]:
@@ -124,7 +146,7 @@ class Process:
                 yield line
                 heard = time.monotonic()  # what is done with a line is no silence of the child's
             if len(rest) > MAX_EVENT_BYTES:
-                self.refuse(f"the worker sent more than {MAX_EVENT_BYTES >> 20} MiB without an end of line")
+                self.refuse(f"{self._who} sent more than {MAX_EVENT_BYTES >> 20} MiB without an end of line")
                 return
             if left <= 0 and not lines:
                 self.refuse(f"no sign of life for {self.silence_s:g} s; ended")
@@ -137,16 +159,16 @@ class Process:
 
     def end(self) -> str:
         """Wait for the child to end and say why: trouble with it, a signal's name, or its exit code; empty for 0."""
-        if not self._stuck and not self._ended(END_S):
-            self._trouble = self._trouble or f"the worker did not end within {END_S:g} s of its last event"
+        if not self._stuck and not self.ended(END_S):
+            self._trouble = self._trouble or f"{self._who} did not end within {END_S:g} s of its last event"
         self._kill()
         code = self._process.returncode
         if self._trouble:
             return self._trouble
         if code < 0:
-            return f"the worker was killed by {self._signal(-code)}"
+            return f"{self._who} was killed by {signal_words(-code, self._oom_kills)}"
         if code:
-            return protocol.reason(f"the worker ended with exit code {code}: {self._last_words()}")
+            return protocol.reason(f"{self._who} ended with exit code {code}: {self._last_words()}")
         return ""
 
     def heard(self, line: bytes, decoder: "msgspec.json.Decoder[T]") -> T | None:
@@ -154,13 +176,13 @@ class Process:
         try:
             event = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.refuse(protocol.reason(f"the worker sent what is no event: {error}"))
+            self.refuse(protocol.reason(f"{self._who} sent what is no event: {error}"))
             return None
         if isinstance(event, Failed):
-            self._trouble = protocol.reason(event.reason) or "the worker failed and did not say why"
+            self._trouble = protocol.reason(event.reason) or f"{self._who} failed and did not say why"
         return event
 
-    def _ended(self, seconds: float) -> bool:
+    def ended(self, seconds: float) -> bool:
         """Whether the child ends within that time. It is not reaped, so that its number stays its group's."""
         until = time.monotonic() + seconds
         with contextlib.suppress(ChildProcessError):
@@ -174,26 +196,18 @@ class Process:
         """End the child's whole group, what outlived the child included, and reap the child."""
         if self._process.returncode is not None or self._stuck:
             return
+        if self._ends_s and not self.ended(0):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._process.pid, signal.SIGTERM)
+            self.ended(self._ends_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         try:
             self._process.wait(KILL_S)
         except subprocess.TimeoutExpired:
             self._stuck = True
-            what = self._trouble.removesuffix("; ended") or "the worker hangs"
+            what = self._trouble.removesuffix("; ended") or f"{self._who} hangs"
             self._trouble = f"{what}; SIGKILL does not end it: it waits in the kernel"
-
-    def _signal(self, number: int) -> str:
-        """The name of the signal that ended the child, and whether the host was short of memory."""
-        try:
-            name = signal.Signals(number).name
-        except ValueError:  # most of the real-time signals have none
-            name = f"signal {number}"
-        if number != signal.SIGKILL:
-            return name
-        before, now = self._oom_kills, host.oom_kills()
-        short = before is not None and now is not None and now > before
-        return f"{name} ({'out of host memory: the kernel ended it' if short else 'out of memory, or killed by hand'})"
 
     def _last_words(self) -> str:
         size = self._log.seek(0, os.SEEK_END)
@@ -206,7 +220,14 @@ class Child(Process):
     """A worker, which measures the cases of a job."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(lambda events: command(events), msgspec.json.encode(job), OPENING_S)
+        alone = job.ranks is None
+        super().__init__(
+            lambda events: command(events) if alone else ranks_command(events),
+            msgspec.json.encode(job),
+            OPENING_S,
+            variables=job.environment,
+            ends_s=0.0 if alone else RANKS_END_S,
+        )
         self._left = set(job.cases)
 
     def events(self) -> Iterator[Event]:
@@ -216,7 +237,9 @@ class Child(Process):
             if event is None:
                 return
             if isinstance(event, Begin | Progress | Done) and event.key not in self._left:
-                self.refuse(protocol.reason(f"the worker spoke of a case that is not its own: {event.key!r}"))
+                self.refuse(
+                    protocol.reason(f"{self._who} spoke of a case that is not its own: {event.key!r}")
+                )
                 return
             if isinstance(event, Begin):
                 self.silence_s = CASE_S
@@ -228,6 +251,22 @@ class Child(Process):
     def end(self) -> str:
         """Wait for the child to end and say why it ended: its own words, a signal's name, or its exit code."""
         return super().end() or "the worker ended before its work was done"
+
+
+def signal_words(number: int, oom_kills: int | None) -> str:
+    """The name of the signal that ended a process, and whether the host was short of memory.
+
+    oom_kills: what host.oom_kills said when the process began.
+    """
+    try:
+        name = signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have none
+        name = f"signal {number}"
+    if number != signal.SIGKILL:
+        return name
+    now = host.oom_kills()
+    short = oom_kills is not None and now is not None and now > oom_kills
+    return f"{name} ({'out of host memory: the kernel ended it' if short else 'out of memory, or killed by hand'})"
 
 
 def environment() -> dict[str, str]:

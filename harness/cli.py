@@ -119,7 +119,10 @@ def list_command(
     from harness import devices, runs
     from harness import suites as all_suites
 
-    cases = all_suites.select(suites, tier, runs.profile_of(profile, devices.detect(device)), patterns)
+    found = devices.detect(device)
+    cases = all_suites.select(
+        suites, tier, runs.profile_of(profile, found), patterns, devices.ranks_of(found)
+    )
     if as_json:
         _print_json([{"key": case.key, "family": case.family.name, "params": case.params} for case in cases])
         return
@@ -169,10 +172,17 @@ def run(
     note: Path | None,
     **chosen: Any,
 ) -> NoReturn:
-    """Measure cases and write a record, case by case."""
-    from harness import files, progress, runs, summary, supervise
+    """Measure cases and write a record, case by case. Of the ranks that torchrun starts, rank 0 does."""
+    from harness import elastic, files, progress, runs, summary, supervise, torchrun
     from harness import record as records
 
+    role = torchrun.role()
+    if role is not None and role.rank > 0:
+        from harness import following
+
+        following.follow(role)
+        context.exit(0)
+    context.with_resource(elastic.leading(role))
     options = runs.Options(**chosen, controls=not no_controls, command=_command_line())
     if resume:
         _refuse_planned(context)
@@ -226,6 +236,30 @@ def report(record: Path, output: Path | None, results: Path) -> None:
     output = output or results / "reports" / kept.machine.name / f"{record.stem}.html"
     write_report(kept, output)
     _say(f"report: {output}")
+
+
+@cli.command()
+@click.argument("record", type=click.Path(path_type=Path))
+@_options("json")
+@click.pass_context
+def threshold(context: click.Context, /, record: Path, as_json: bool) -> NoReturn:
+    """Show from how many tokens per GPU on a transfer hides, measured and derived, which term is off, and the best
+    bucket. Exit code 3 where no cases alike but for tokens have three token counts."""
+    from harness import best_bucket, threshold_words
+    from harness import record as records
+    from harness import threshold as thresholds
+
+    kept = records.read(record)
+    found, best = thresholds.find(kept), best_bucket.find(kept)
+    if as_json:
+        _print_json(threshold_words.as_json(found, best))
+    else:
+        console = _console()
+        for lines in threshold_words.blocks(found, best, console.width):
+            _print_block(console, lines)
+    if found.lacking:
+        click.echo(f"overlap: threshold: {found.lacking}", err=True)
+    context.exit(NOTHING_MEASURED if found.lacking else 0)
 
 
 @cli.command()

@@ -18,7 +18,12 @@ STYLES = {
 }  # fmt: skip
 ORDER = ("slower", "missing", "invalid", "inconclusive", "faster", "same", "new", "skipped")
 
-_CHANGES = {"transfer_ms": "transfer", "compute_ms": "compute", "host_ms": "host", "model_ratio": "over\nmodel"}
+_CHANGES = {
+    "transfer_ms": "transfer",
+    "compute_ms": "compute",
+    "host_ms": "host",
+    "model_ratio": "over\nmodel",
+}
 
 
 def table(made: Comparison) -> RenderableType:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import torchrun
 from harness.errors import UsageError
 from harness.telemetry import Nvml, NvmlDevice
 
@@ -78,8 +79,9 @@ def detect(requested: str) -> Device:
 
 def ranks_of(device: Device) -> int:
     """How many processes measure a case of several here: those that torchrun started, else one a GPU, at least 2."""
-    if given := os.environ.get("WORLD_SIZE"):
-        return int(given) if given.isdecimal() and int(given) else 1
+    role = torchrun.role()
+    if role is not None:
+        return role.size
     return max(2, device.count) if device.kind == "cuda" else 2
 
 

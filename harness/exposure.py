@@ -14,6 +14,9 @@ OPTIONS = ("option", "connections", "first")
 # exposed = tail + dilation, to this share of the overlapped time (measurement.md, ddp).
 CLOSES = 0.02
 
+# Of the shorter leg: in sequence no more than this may seem to be hidden.
+HIDES_NOTHING = 0.15
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -91,6 +94,31 @@ def _change(usual: Metric | None, other: Metric | None) -> tuple[float, float, f
     return change, change - below, change + above
 
 
+def alone_measured(record: Record) -> bool:
+    """Whether every measured case is one of collectives."""
+    measured = [case for case in record.cases if case.measured]
+    return bool(measured) and len(_collective(record)) == len(measured)
+
+
+def hides_in_sequence(record: Record) -> list[CaseResult]:
+    """The cases whose serial arm, the same work forced in sequence, seems to hide some of it all the same.
+
+    The negative control of each case: where even that overlaps, nothing is to be believed (measurement.md, rule 6).
+    """
+    found = []
+    for case in _collective(record):
+        arms = [metric(case, name) for name in ("transfer_ms", "compute_ms", "serial_ms")]
+        transfer, compute, serial = arms
+        if transfer is None or compute is None or serial is None:
+            continue
+        shorter = min(transfer.value, compute.value)
+        hidden = (transfer.value + compute.value - serial.value) / shorter
+        wide = sum((each.spread or 0.0) * each.value for each in (transfer, compute, serial)) / shorter
+        if hidden - wide > HIDES_NOTHING:
+            found.append(case)
+    return found
+
+
 def verdicts(record: Record) -> list[tuple[str, bool]]:
     """One sentence a token count, of its fastest case without an option, and whether to doubt it."""
     plain = [case for case in _collective(record) if _is_plain(case)]
@@ -158,6 +186,8 @@ def doubts(record: Record) -> Iterable[tuple[str, bool]]:
             f"tail and dilation do not add up to what is exposed ({rest} ms are left): {names[case.key]}",
             True,
         )
+    for case in hides_in_sequence(record):
+        yield f"even in sequence the collectives seem hidden, which cannot be: {names[case.key]}", True
     for cases in same_buckets(record):
         listed = ", ".join(axis_words(case.family, "bucket", case.params["bucket"]) for case in cases)
         yield f"the same buckets, whatever the cap, so one case: {listed}", False

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness import record as records
 from harness import buckets, theory
+from harness import record as records
 from harness.doubts import NAMES, doubts
 from harness.evidence import launch_error
 from harness.families import FAMILIES
@@ -204,7 +204,7 @@ def _collective(
         return {}
     columns: dict[str, Array] = {}
     for arm in ("transfer", "transfer_1"):
-        if arm in found:
+        if arm in found and all(arm in rank.arms for seen in rounds for rank in seen):
             by_rank = np.array([[rank.arms[arm] for rank in seen] for seen in rounds])
             columns[arm] = by_rank.min(axis=1)
             if arm == "transfer":

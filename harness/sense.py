@@ -26,7 +26,7 @@ MAX_DIGITS = 100
 MAX_LAUNCHES = 10_000
 
 # The only times that may be negative: they are differences.
-DIFFERENCES = ("exposed_ms",)
+DIFFERENCES = ("exposed_ms", "dilation_ms", "unexplained_ms")
 
 
 def writable(record: Record) -> Record:

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def serve(work: Callable[[bytes, Say], None]) -> int:
     """Do `work` with what was asked; the exit code, 0 when it came to its end. An error is told, then raised."""
     faulthandler.enable()
-    _end_with_parent()
+    end_with_parent()
     with os.fdopen(int(sys.argv[1]), "wb", buffering=0) as out:
 
         def say(event: msgspec.Struct) -> None:
@@ -46,8 +46,13 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def _end_with_parent() -> None:
-    """Have the kernel end this process when its parent dies, for one that hangs notices no closed pipe."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Have the kernel end this process when its parent dies, for one that hangs notices no closed pipe.
+
+    parent: its number, if known; where that process is gone already, this one ends here.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -3,7 +3,6 @@
 This process imports no torch and opens no device, so no fault in a case can take the record with it.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from harness import machine, metrics, record
+from harness import machine, metrics, record, torchrun
 from harness.case import Case
 from harness.child import Child
 from harness.devices import Device
@@ -79,11 +78,14 @@ def kinds(cases: list[Case]) -> list[list[Case]]:
 
 def no_ranks(case: Case, device: Device) -> str | None:
     """Why no such group of processes can be had here; None if it can. Known before any of them is started."""
-    if case.ranks is None or case.word("backend") != "nccl":
+    if case.ranks is None:
         return None
-    if device.kind == "cpu":
+    role, nccl = torchrun.role(), case.word("backend") == "nccl"
+    if nccl and device.kind == "cpu":
         return "NCCL has no meaning on the cpu backend: it reduces on GPUs"
-    if "WORLD_SIZE" not in os.environ and case.ranks > device.count:
+    if role is not None and role.size != case.ranks:
+        return f"is a case of {case.ranks} ranks, and torchrun started {role.size}"
+    if role is None and nccl and case.ranks > device.count:
         return f"needs {case.ranks} GPUs, one a rank; {device.count} here"
     return None
 

@@ -84,7 +84,8 @@ def run_job(job: Job, say: Say, *, began: float = STARTED, group: Group | None =
             found = run_ceilings(backend, job.launch)
             link = validity.loaded_link(validity.summarise(telemetry.since(ready)))
             say(CeilingsDone(ceilings=found, link=link, seconds=round(time.monotonic() - ready, 3)))
-        if job.controls and group.rank == 0:
+        # Those of the cpu backend are about its streams, which ranks on a cpu do not use.
+        if job.controls and group.rank == 0 and (job.ranks is None or job.device == "cuda"):
             before = time.monotonic()
             for control in run_controls(backend, job.profile, job.launch, telemetry):
                 now = time.monotonic()

@@ -219,6 +219,8 @@ def test_the_fit_finds_what_made_the_times(alpha, beta):
     sizes = [64 << 10, MIB, 25 * MIB, 25 * MIB, 512 * MIB]
     found = buckets.fit(sizes, [buckets.cost(size, alpha, beta) for size in sizes])
     assert found == pytest.approx((alpha, beta), rel=1e-6, abs=1e-15)
+    assert alpha or found[0] == 0.0, "what rounding leaves is no latency"
+    assert beta or found[1] == 0.0
 
 
 def test_neither_side_of_the_fit_is_negative_and_it_is_the_best_of_those():

@@ -206,7 +206,7 @@ def no_death_with_parent(monkeypatch):
     """Served in the process of the tests, whose parent may end before it, and which has a fault handler of its own."""
     from harness import serving
 
-    monkeypatch.setattr(serving, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(serving, "end_with_parent", lambda: None)
     monkeypatch.setattr(serving.faulthandler, "enable", lambda: None)
 
 

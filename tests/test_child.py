@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness import child, host
@@ -150,6 +151,79 @@ def test_what_fails_while_a_child_is_started_ends_it(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         Child(JOB)
     assert not Path(f"/proc/{pids[0]}").exists()
+
+
+TERMED = """
+import os, signal, sys, time
+def end(*_):
+    time.sleep(0.2)
+    open(sys.argv[1], "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, %s)
+os.write(int(sys.argv[2]), b"here\\n")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("handler", "ended"), [("end", True), ("signal.SIG_IGN", False)])
+def test_a_child_with_children_may_end_them_first_for_as_long_as_it_is_given(tmp_path, handler, ended):
+    note = tmp_path / "note"
+    began = time.monotonic()
+    with child.Process(
+        lambda events: [sys.executable, "-I", "-S", "-c", TERMED % handler, str(note), str(events)],
+        b"",
+        10,
+        ends_s=5.0 if ended else 0.3,
+    ) as process:
+        assert next(process.lines()) == b"here"
+        pid = process._process.pid
+    assert note.exists() is ended
+    assert not Path(f"/proc/{pid}").exists()
+    assert time.monotonic() - began < 4
+
+
+def test_a_child_is_called_by_its_name_and_has_variables_of_its_own():
+    code = "import os, sys; print(os.environ['A'], os.environ['PYTHONUNBUFFERED']); sys.exit(3)"
+    with child.Process(
+        lambda events: [sys.executable, "-I", "-S", "-c", code], b"", 10, who="rank 1", variables={"A": "x"}
+    ) as process:
+        assert list(process.lines()) == []
+        assert process.end() == "rank 1 ended with exit code 3: x 1"
+
+
+# Several ranks.
+
+
+def test_a_job_of_several_ranks_is_launched_here_with_its_environment(monkeypatch):
+    """A job of one process is not, however many ranks torchrun has started."""
+    asked = []
+    code = BEGIN + "print(os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS')); sys.exit(3)"
+
+    def module(name: str, events: int) -> list[str]:
+        asked.append(name)
+        return [sys.executable, "-I", "-S", "-c", code, str(events)]
+
+    monkeypatch.setattr(child, "module", module)
+    job = msgspec.structs.replace(JOB, ranks=2, environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"})
+
+    def end(job: Job) -> str:
+        with Child(job) as worker:
+            assert list(worker.events()) == [Begin(key="a")]
+            return worker.end()
+
+    assert end(job) == "the worker ended with exit code 3: 32"
+    given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    end(job)
+    end(JOB)
+    assert asked == ["launching", "ranks", "worker"]
+
+
+def test_a_rank_that_torchrun_has_placed_is_started_with_its_parents_number(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert child.ranks_command(7)[-3:] == ["harness.ranks", "7", str(os.getpid())]
 
 
 # Out of memory.

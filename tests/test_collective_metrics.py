@@ -1,11 +1,12 @@
 """What a case of several ranks comes to: exact values on hand-made rounds of a group."""
 
 import pytest
+from factories_ddp import ddp_record
 
 from harness.case import Case
 from harness.families import DDP, MIB
 from harness.metrics import derive, launch_values, samples
-from harness.record import CaseResult, Launch, Rank, Round
+from harness.record import CaseResult, Launch, Rank, Round, dumps, loads
 from harness.registry import metrics_of
 
 CASE = Case.of(
@@ -124,3 +125,12 @@ def test_a_case_whose_host_is_as_slow_as_its_device_is_launch_bound():
         seen.host["overlapped"] = 22.0
     assert result(slow).checks["launch_bound"] is True
     assert result(launch((ARMS, SPANS))).checks["launch_bound"] is False
+
+
+def test_compute_that_is_faster_beside_collectives_is_kept_in_a_record():
+    """A difference may be negative; it is dropped by no writer and refused by no reader."""
+    early = SPANS | {"overlapped.last_ready": 18.0, "overlapped.tail": 5.0}
+    case = result(launch((ARMS, early), (ARMS, early)))
+    assert case.metrics["dilation_ms"].value == -2.0
+    kept = loads(dumps(ddp_record(case))).cases[0]
+    assert kept.metrics == case.metrics

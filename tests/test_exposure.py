@@ -77,7 +77,8 @@ def test_overlap_that_costs_more_than_the_collectives_is_a_doubt():
 
 
 @pytest.mark.parametrize(
-    ("rest", "half", "doubted"), [(0.0, 0.1, 0), (0.03, 0.005, 1), (0.03, 0.02, 0), (-0.03, 0.005, 1), (0.015, 0.001, 0)]
+    ("rest", "half", "doubted"),
+    [(0.0, 0.1, 0), (0.03, 0.005, 1), (0.03, 0.02, 0), (-0.03, 0.005, 1), (0.015, 0.001, 0)],
 )  # fmt: skip
 def test_arms_that_do_not_close_are_named(rest, half, doubted):
     """Beyond 2 % of the overlapped time, and beyond doubt."""
@@ -106,3 +107,26 @@ def test_the_table_of_a_record_has_what_lies_bare_and_the_effects(capsys):
         assert title in shown
     assert "option=static-graph takes 5.0 % longer" in shown
     assert any("lie bare" in found.text for found in findings.summary(made))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "half", "doubted"), [(0.0, 0.002, 0), (0.3, 0.002, 1), (0.3, 0.2, 0), (-0.5, 0.002, 0)]
+)
+def test_a_serial_arm_that_seems_to_hide_is_a_doubt(hidden, half, doubted):
+    case = ddp_result(MACHINE)
+    transfer, compute = (case.metrics[name].value for name in ("transfer_ms", "compute_ms"))
+    serial = transfer + compute - hidden * min(transfer, compute)
+    case.metrics["serial_ms"] = Metric(
+        value=serial, unit="ms", low=serial * (1 - half), high=serial * (1 + half)
+    )
+    said = [found.text for found in findings.doubts(ddp_record(case)) if "even in sequence" in found.text]
+    assert len(said) == doubted
+
+
+def test_without_the_controls_of_streams_ranks_on_a_cpu_have_their_own():
+    made = ddp_record(ddp_result(MACHINE))
+    assert findings.controls(made).doubt, "on a GPU they say something"
+    made.machine.device = "cpu"
+    assert not findings.controls(made).doubt
+    made.cases[0].family = "h2d"
+    assert findings.controls(made).doubt

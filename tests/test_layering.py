@@ -21,7 +21,7 @@ ROOT = PACKAGE.parent
 
 # What is imported from outside, and by which modules alone. (Packages of the table stand for their modules.)
 FOREIGN = {
-    "torch": {"backends", "workloads", "experiments"},
+    "torch": {"backends", "workloads", "experiments", "board", "ranks", "launching"},
     "pynvml": {"telemetry"},
     "matplotlib": {"figures"},
     "click": {"cli"},
@@ -42,6 +42,7 @@ CHILDREN = {"nvml_sampler"}
 WITH_TORCH = {"backends.cpu", "backends.cuda", "backends.kernels", "backends.tensors"}
 WITH_TORCH |= {"workloads.h2d", "controls", "worker"}
 WITH_TORCH |= {"experiments.bench", "experiments.races", "experiments.times", "experiments.__main__"}
+WITH_TORCH |= {"board", "ranks", "launching", "following"}
 WITH_ASV = {"asv_plugin"}
 
 
