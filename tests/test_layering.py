@@ -43,6 +43,10 @@ WITH_TORCH = {"backends.cpu", "backends.cuda", "backends.kernels", "backends.ten
 WITH_TORCH |= {"workloads.h2d", "controls", "worker"}
 WITH_TORCH |= {"experiments.bench", "experiments.races", "experiments.times", "experiments.__main__"}
 WITH_TORCH |= {"board", "ranks", "launching", "following"}
+WITH_TORCH |= {
+    f"workloads.{name}"
+    for name in ("collectives", "ddp", "gradients", "hooks", "models", "refusals", "replay")
+}
 WITH_ASV = {"asv_plugin"}
 
 

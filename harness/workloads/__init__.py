@@ -2,8 +2,8 @@
 
 from harness.backends.base import Backend
 from harness.case import Case
-from harness.errors import UsageError
-from harness.group import Group
+from harness.errors import Skip, UsageError
+from harness.group import Alone, Group
 from harness.profiles import Profile
 from harness.workloads.base import Workload
 
@@ -17,4 +17,12 @@ def build(case: Case, profile: Profile, backend: Backend, group: Group | None = 
         from harness.workloads.h2d import H2DWorkload
 
         return H2DWorkload(case, profile, backend)
+    if case.family.name == "ddp":
+        import torch.distributed
+
+        if not torch.distributed.is_available():
+            raise Skip("this torch has no torch.distributed")
+        from harness.workloads.ddp import DDPWorkload
+
+        return DDPWorkload(case, profile, backend, group or Alone())
     raise UsageError(f"case: family {case.family.name!r} has no workload")
