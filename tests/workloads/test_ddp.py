@@ -492,10 +492,11 @@ def test_a_late_rank_is_waiting_and_not_a_slow_collective(pair: Run) -> None:
         both = list(zip(*([seen["transfer"] for seen in rank["rounds"]] for rank in told), strict=True))
         return statistics.median(map(min, both)), statistics.median(map(max, both))
 
-    fastest, slowest = ends(0.0)
-    fastest_late, slowest_late = ends(50.0)
-    assert abs(fastest_late - fastest) < 5.0
-    assert 45.0 < slowest_late - slowest < 60.0
+    for _ in range(3):  # other work on these cores takes some ms where it comes
+        (fastest, slowest), (fastest_late, slowest_late) = ends(0.0), ends(50.0)
+        if abs(fastest_late - fastest) < 5.0 and 45.0 < slowest_late - slowest < 60.0:
+            return
+    pytest.fail(f"own cost {fastest} then {fastest_late} ms, with waiting {slowest} then {slowest_late} ms")
 
 
 def closing(rounds: list[dict[str, float]]) -> tuple[float, float, float]:
@@ -520,11 +521,17 @@ def test_exposed_is_tail_and_dilation(pair: Run, option: str) -> None:
     """The tail hides some copying out of earlier buckets, which `compute` does in the open: at most all of it."""
     sizes = msgspec.structs.replace(SMALL, width=128, hidden=256)
     axes = {"option": option, "first": MIB, "bucket": MIB, "tokens": 512}
-    for rank in pair(rounds_of, axes=axes, rounds=20, arms=["compute", "overlapped"], sizes=sizes):
-        left, copying, allowed = closing(rank["rounds"])
-        assert -copying - allowed <= left <= allowed
-        if option == "bucket-view":
-            assert abs(left) <= allowed
+    doubts: list[str] = []
+    for _ in range(3):  # an interval of 95 % misses now and then
+        doubts = []
+        for rank in pair(rounds_of, axes=axes, rounds=20, arms=["compute", "overlapped"], sizes=sizes):
+            left, copying, allowed = closing(rank["rounds"])
+            least = -allowed if option == "bucket-view" else -copying - allowed
+            if not least <= left <= allowed:
+                doubts.append(f"{left} ms are left, want {least} to {allowed}")
+        if not doubts:
+            return
+    pytest.fail("; ".join(doubts))
 
 
 def scripted_of(
