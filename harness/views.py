@@ -77,6 +77,13 @@ def remarks(case: CaseResult) -> list[Remark]:
                 f"{percent(shift, places=1)} after {after}",
             )
         )
+    warned = {
+        clean(text)
+        for launch in case.launches
+        for text in launch.checks.get("warnings") or ()
+        if isinstance(text, str)
+    }
+    found += [Remark(f"warned: {text}") for text in sorted(warned)] if case.measured else []
     tried = (
         {clean(tried.reason) for launch in case.launches for tried in launch.discarded}
         if case.measured

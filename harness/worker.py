@@ -9,9 +9,10 @@ STARTED = time.monotonic()  # Before torch is imported, which is most of a worke
 
 import contextlib
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 
-from harness import validity
+from harness import protocol, validity
 from harness.backends import get_backend
 from harness.backends.base import Backend
 from harness.case import Case
@@ -49,6 +50,9 @@ SLOW = 6
 
 # At least this much of a second between two progress events of a case.
 PROGRESS_S = 0.25
+
+# Of one case; a library that warns of everything says nothing.
+MOST_WARNINGS = 5
 
 # Before the second and third attempt at a case that was spoiled from outside.
 WAITS_S = (1.0, 4.0)
@@ -198,14 +202,17 @@ def _attempt(
             say(Progress(key=case.key, rounds=rounds))
 
     workload = None
+    heard: list[warnings.WarningMessage] = []
     try:
-        built = _built(case, job, backend, group)
-        if isinstance(built, Done):
-            return built, False
-        workload = built
-        telemetry.since(began)  # a look at everything: counters need a reading from before
-        found = measure(workload, rule, allocations=backend.allocations, on_round=on_round, group=group)
-        facts = workload.facts
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("default")
+            built = _built(case, job, backend, group)
+            if isinstance(built, Done):
+                return built, False
+            workload = built
+            telemetry.since(began)  # a look at everything: counters need a reading from before
+            found = measure(workload, rule, allocations=backend.allocations, on_round=on_round, group=group)
+            facts = workload.facts
     except BrokenPipeError:
         raise  # from `say`: the parent is gone
     except Exception as error:  # torch raises its own kinds: out of memory, a CUDA error
@@ -231,9 +238,20 @@ def _attempt(
         wall_s=round(time.monotonic() - began, 4),
         timed_s=round(found.timed_s, 4),
         dropped=found.dropped,
-        checks={**facts, **found.checks, "sampling_s": round(found.wall_s, 4)},
+        checks={
+            **facts,
+            **found.checks,
+            "sampling_s": round(found.wall_s, 4),
+            **({"warnings": said} if (said := _warnings(heard)) else {}),
+        },
     )
     return Done(key=case.key, status=status, reason=reason, launch=launch), bool(spoiled) and not found.failed
+
+
+def _warnings(heard: Sequence[warnings.WarningMessage]) -> list[str]:
+    """What torch, or another library, warned of while the case was measured: each once, in one line."""
+    lines = dict.fromkeys(protocol.reason(str(each.message)) for each in heard)
+    return list(lines)[:MOST_WARNINGS]
 
 
 def _built(case: Case, job: Job, backend: Backend, group: Group) -> Workload | Done:

@@ -1,11 +1,12 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import msgspec
 import pytest
-from factories import controls, h2d_case
+from factories import controls, h2d_case, h2d_result
 from fakes import ARMS, FakeBackend, FakeTelemetry, FakeWorkload
 
 pytest.importorskip("torch")  # harness.worker is the process that measures
@@ -30,6 +31,7 @@ from harness.protocol import (
 from harness.record import Ceiling, Round
 from harness.statistics import StopRule
 from harness.validity import Sample as Reading
+from harness.views import remarks
 from harness.worker import judge, run_job
 
 PROFILE = load_profile("cpu")
@@ -330,6 +332,25 @@ def test_a_failed_check_makes_the_case_invalid(stage):
     done = stage.done(A)
     assert (done.status, done.reason) == ("invalid", "check failed: serial: 2 rows are wrong")
     assert len(done.launch.ranks[0].rounds) == 2
+
+
+def test_what_a_library_warns_of_is_kept_once_and_in_one_line(stage):
+    """pytorch/pytorch#70222: gradients whose strides differ from their bucket's are copied, and torch says so."""
+
+    def warn() -> None:
+        warnings.warn(
+            "Grad strides do not match\nbucket view strides in /srv/x.py.", UserWarning, stacklevel=2
+        )
+
+    stage.workloads[A] = FakeWorkload(before=warn)
+    stage.workloads[B] = FakeWorkload()
+    stage.run(A, B, controls=False)
+    text = "Grad strides do not match bucket view strides in (path)"
+    assert stage.done(A).launch.checks["warnings"] == [text]
+    assert "warnings" not in stage.done(B).launch.checks
+    case = h2d_result(h2d_case())
+    case.launches[0].checks["warnings"] = [text]
+    assert f"warned: {text}" in [remark.text for remark in remarks(case)]
 
 
 def measured(*, stop: str = "settled", failed: str = "", rounds: int = 40) -> Measured:
