@@ -26,7 +26,8 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     threshold_words                             the same in words
     claims, myths, experiments                  what people believe of copies, put to the test; a child does it
     progress                                    a run in words, while it lasts
-    tables, figures, report, summary            sinks: they render records and measure nothing
+    tables, figures, exposure_figure, summary   sinks: they render records and measure nothing
+    report                                      all of them on one page
     timeline, history_figure, contest           a history in words and drawn; a comparison in words
     asv_store, doctor, checkup                  a record for asv; the machine in words, read and measured
     pytest_feed                                 a record for pytest-benchmark

@@ -120,16 +120,26 @@ def hides_in_sequence(record: Record) -> list[CaseResult]:
 
 
 def verdicts(record: Record) -> list[tuple[str, bool]]:
-    """One sentence a token count, of its fastest case without an option, and whether to doubt it."""
+    """Sentences on the fastest buckets of a few token counts, without an option, and whether to doubt each.
+
+    The fewest, the middle and the most tokens of the model that was measured at the most of them; and whatever is
+    doubted of the others.
+    """
     plain = [case for case in _collective(record) if _is_plain(case)]
     names = short_names(plain)
-    fastest: dict[tuple[object, ...], CaseResult] = {}
+    fastest: dict[tuple[object, ...], dict[object, CaseResult]] = {}
     for case in plain:
-        alike = _parameters(case, bucket=0)
-        best = fastest.get(alike)
+        of_model = fastest.setdefault(_parameters(case, bucket=0, tokens=0), {})
+        best = of_model.get(case.params.get("tokens"))
         if best is None or (value(case, "overlapped_ms") or 0.0) < (value(best, "overlapped_ms") or 0.0):
-            fastest[alike] = case
-    return [_sentence(case, f"{clean(case.family)} {names[case.key]}") for case in fastest.values()]
+            of_model[case.params.get("tokens")] = case
+    told = [
+        [_sentence(case, f"{clean(case.family)} {names[case.key]}") for case in of_model.values()]
+        for of_model in fastest.values()
+    ]
+    most = max(told, key=len, default=[])
+    shown = dict.fromkeys(most[at] for at in (0, len(most) // 2, -1)) if most else {}
+    return [sentence for each in told for sentence in each if sentence in shown or sentence[1]]
 
 
 def _is_plain(case: CaseResult) -> bool:

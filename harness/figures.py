@@ -265,7 +265,7 @@ def time_split(record: Record) -> Figure | None:
         left.axvline(1, color=RED, linewidth=1, linestyle="--")
         left.set_yticks(range(len(cases)), [drawable(names[case.key]) for case in cases], fontsize=8)
         left.set_ylim(len(cases) - 0.4, -0.6)
-        left.set_title("Exposed fraction of the copy")
+        left.set_title("Exposed fraction")
         left.set_xlabel("(overlapped - compute) / transfer\n0: hidden, 1: nothing hidden")
         right.set_title("Overlapped time over its bound")
         right.set_xlabel("overlapped / longer unsplit leg (log scale)")
@@ -283,7 +283,7 @@ def _split_row(ax: Axes, row: int, case: CaseResult) -> None:
     if found and bound and piece:
         ends = piece / bound
         ax.plot([1, ends], [row, row], color=ORANGE, linewidth=5, solid_capstyle="butt",
-                label="ends of the pipeline (piece model)")  # fmt: skip
+                label="to the model")  # fmt: skip
         ax.plot([ends, found], [row, row], color=RED, linewidth=2.5, solid_capstyle="butt",
                 label="beyond the model")  # fmt: skip
     _dot(ax, row, case, "bound_ratio", GREEN, "measured (hollow: unsettled)")

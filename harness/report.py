@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from harness import __version__, figures, findings
+from harness import __version__, best_bucket, exposure_figure, figures, findings, threshold, threshold_words
 from harness.files import write_whole
 from harness.labels import clean, number, ratio, short_names, with_interval, with_spread
 from harness.record import CaseResult, Record
@@ -20,6 +20,9 @@ from harness.views import MEMORIES, STREAMS, Curve, chunk_curves, metric, model,
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# Columns of what a terminal would be shown.
+TEXT_WIDTH = 100
 
 
 def write_report(record: Record, path: Path) -> None:
@@ -45,6 +48,8 @@ def render(record: Record) -> str:
         grid=_grid(record),
         bars=_image(figures.overlap_bars(record)),
         curves=[_curve(curve) for curve in chunk_curves(record)],
+        collectives=_collectives(record),
+        controls=findings.controls(record),
         split=_image(figures.time_split(record)),
         common=short_names(record.cases).common,
         cases=_cases(record),
@@ -62,6 +67,15 @@ def _image(figure: "Figure | None") -> str | None:
     if figure is None:
         return None
     return "data:image/svg+xml;base64," + base64.b64encode(figures.to_svg(figure)).decode()
+
+
+def _collectives(record: Record) -> dict[str, Any] | None:
+    """What `overlap threshold` prints, and the figure of it; None where there is nothing of the kind."""
+    found, best = threshold.find(record), best_bucket.find(record)
+    if not found.sets and not best:
+        return None
+    blocks = ["\n".join(lines) for lines in threshold_words.blocks(found, best, TEXT_WIDTH)]
+    return {"figure": _image(exposure_figure.draw(record)), "text": "\n\n".join(blocks)}
 
 
 def _command(record: Record) -> str:
@@ -113,6 +127,9 @@ def _cases(record: Record) -> list[dict[str, Any]]:
             "hidden": with_interval(metric(case, "hidden_fraction")),
             "over_bound": ratio(value(case, "bound_ratio")),
             "over_model": ratio(value(case, "model_ratio")),
+            "exposed": with_interval(metric(case, "exposed_fraction")),
+            "tail": number(value(case, "tail_ms")),
+            "dilation": number(value(case, "dilation_ms")),
             "host": number(value(case, "host_blocked_ms")),
             "rounds": sum(len(rank.rounds) for launch in case.launches for rank in launch.ranks[:1]),
             "dropped": _dropped(case),

@@ -1,5 +1,7 @@
 """What a record says of collectives beside compute, on machines whose every number is known."""
 
+import re
+
 import pytest
 from factories_ddp import EVEN, MIB, Machine, bucket_results, ddp_record, ddp_result, token_results
 
@@ -67,6 +69,18 @@ def test_the_fastest_buckets_of_each_token_count_are_told_with_what_lies_bare():
         assert f"bucket={best.params['bucket'] // MIB}MiB" in text
         assert f"of {best.metrics['transfer_ms'].value:.3g} ms of collectives lie bare" in text
         assert "as its tail and" in text
+
+
+def test_of_many_token_counts_three_are_told_and_every_doubt():
+    lost = Machine(alpha_ms=0.02, bandwidth=303.0, rate=600e12, load=3.0)
+    cases = [
+        *token_results(MACHINE, (1024, 2048, 4096, 8192, 16384)),
+        *token_results(lost, (512, 16384), model="embedding"),
+    ]
+    said = exposure.verdicts(ddp_record(*cases))
+    blocks = [re.search(r"tokens=(\d+)", text) for text, _ in said if "model=blocks" in text]
+    assert [int(found[1]) for found in blocks if found] == [1024, 4096, 16384]
+    assert [doubt for text, doubt in said if "model=embedding" in text] == [True]
 
 
 def test_overlap_that_costs_more_than_the_collectives_is_a_doubt():

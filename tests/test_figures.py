@@ -182,7 +182,7 @@ def test_split_parts_meet_at_the_model():
     case = h2d_result(h2d_case(stream="default", gate="off"))
     right = figures.time_split(record(case)).axes[1]
     ends = case.model["piece_ms"] / case.model["bound_ms"]
-    assert line(right, "ends of the pipeline")[0] == pytest.approx([1, ends])
+    assert line(right, "to the model")[0] == pytest.approx([1, ends])
     assert line(right, "beyond the model")[0] == pytest.approx([ends, case.metrics["bound_ratio"].value])
 
 

@@ -16,6 +16,7 @@ from factories import (
     table_results,
     unmeasured,
 )
+from factories_ddp import MIB, Machine, bucket_results, ddp_record
 
 from harness import findings
 from harness.errors import UsageError
@@ -138,7 +139,7 @@ def test_controls_are_listed_with_what_they_accept(full):
     text = Page(render(record(*table_results(), controls=controls(failing=["null"])))).text
     assert re.search(r"null 0 1\.\d\d -0\.005 to 0\.005 fraction failed", text)
     assert re.search(r"negative 0 0\.010 -0\.150 to 0\.150 fraction passed", text)
-    assert "None were run" in Page(render(record(*table_results()))).text
+    assert "controls: none were run" in Page(render(record(*table_results()))).text
 
 
 def test_every_metric_is_explained(page):
@@ -255,3 +256,19 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         write_report(record(*table_results()), path)
     assert path.read_text() == "old"
+
+
+def test_collectives_have_their_section_and_copies_theirs(full, page):
+    machine = Machine(alpha_ms=0.05, bandwidth=303.0, rate=600e12, dilation=0.1)
+    cases = [
+        case
+        for tokens in (512, 2048, 8192)
+        for case in bucket_results(machine, (25 * MIB, 128 * MIB), (8 * MIB,) * 64, tokens=tokens)
+    ]
+    text = Page(render(ddp_record(*cases))).text
+    section = text.partition("Tokens per GPU, and buckets")[2].partition("Where the time goes")[0]
+    assert "Best bucket: ddp model=blocks tokens=2048" in section
+    assert "formula: (g/2) r F u / W" in section
+    assert "How many chunks" not in text
+    assert all(f"{number(case.metrics['tail_ms'].value)}" in text for case in cases)
+    assert "Tokens per GPU, and buckets" not in page.text
