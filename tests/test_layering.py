@@ -208,7 +208,7 @@ def test_only_the_command_line_prints_asks_and_exits():
     loud = {
         module: calls
         for module, path in MODULES.items()
-        if module != "cli" and (calls := outside_of_the_command_line(path.read_text()))
+        if module.split(".")[0] != "cli" and (calls := outside_of_the_command_line(path.read_text()))
     }
     assert not loud
 
@@ -217,7 +217,7 @@ def test_only_the_command_line_and_children_touch_standard_output():
     users = {
         module for module, path in MODULES.items() if re.search(r"sys\.std(out|err)\b", path.read_text())
     }
-    assert users <= {"cli"} | CHILDREN
+    assert {module for module in users if module.split(".")[0] != "cli"} <= CHILDREN
 
 
 def python(code: str, *args: str) -> str:
