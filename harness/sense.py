@@ -81,6 +81,7 @@ def _writable(case: CaseResult) -> CaseResult:
                 launch,
                 wall_s=_finite(launch.wall_s),
                 timed_s=_finite(launch.timed_s),
+                checks=_without_a_wrong_count(launch.checks),
                 discarded=[
                     msgspec.structs.replace(
                         tried, wall_s=_finite(tried.wall_s), waited_s=_finite(tried.waited_s)
@@ -95,6 +96,16 @@ def _writable(case: CaseResult) -> CaseResult:
             for launch in case.launches
         ],
     )
+
+
+def _without_a_wrong_count(checks: dict[str, Any]) -> dict[str, Any]:
+    return (
+        checks if _is_count(checks.get("repeats", 1)) else {k: v for k, v in checks.items() if k != "repeats"}
+    )
+
+
+def _is_count(found: object) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and found >= 1
 
 
 def _writable_metrics(metrics: dict[str, Metric]) -> dict[str, Metric]:
@@ -193,8 +204,7 @@ def _case_faults(case: CaseResult) -> Iterator[str]:
         where = f"launch {launch.index}"
         if launch.index < 0:
             yield f"launches: index: got {launch.index}, want 0 or more"
-        repeats = launch.checks.get("repeats", 1)
-        if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
+        if not _is_count(repeats := launch.checks.get("repeats", 1)):
             yield f"{where}: checks.repeats: got {repeats!r}, want a whole number from 1"
         for rank in launch.ranks:
             for at, seen in enumerate(rank.rounds):

@@ -1,6 +1,16 @@
 """Tests marked `gpu` and `multigpu` run where the devices are, and are skipped with the reason elsewhere."""
 
+import contextlib
+import os
+
 import pytest
+
+with contextlib.suppress(ImportError):  # a GPU image may have pytest and no more
+    from hypothesis import settings
+
+    # The same examples every time, or a change would fail for what another one did; OVERLAP_FUZZ=1 looks for new ones.
+    settings.register_profile("steady", derandomize=not os.environ.get("OVERLAP_FUZZ"))
+    settings.load_profile("steady")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -370,6 +370,15 @@ def test_whatever_a_record_holds_what_is_written_can_be_read_and_is_then_kept(ma
     assert [case.status for case in back.cases] == [case.status for case in made.cases]
 
 
+@pytest.mark.parametrize("repeats", [None, 0, True, "4", 1.5])
+def test_a_count_that_is_none_is_not_written(repeats):
+    made = small()
+    made.cases[0].launches[0].checks |= {"repeats": repeats, "bytes": 8}
+    checks = loads(dumps(made)).cases[0].launches[0].checks
+    assert "repeats" not in checks
+    assert checks["bytes"] == 8
+
+
 # -- what others write -------------------------------------------------------------------------------------
 
 
