@@ -1,6 +1,5 @@
 """The best bucket cap: measured, of cases alike but for it, and by theory (theory.md 3)."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,9 @@ from harness.terms import Facts
 from harness.threshold import LEGS, alike
 
 HEADLINE = "overlapped_ms"
+
+# Bytes; families.py accepts none below.
+LEAST_CAP = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Theory:
     """The best number of equal buckets, and what it is made from.
 
     count: best whole number; None where a bucket costs nothing by itself, and more never lose. cap: the bytes of one,
-    G/b. alpha ms, bandwidth GB/s (infinite where bytes cost nothing): fitted to every bucket's own time. backward: B,
+    G/b. alpha ms, bandwidth GB/s: fitted to every bucket's own time. backward: B,
     ms. default: how much longer a step takes with buckets of PyTorch's own cap, as a share.
     """
 
@@ -115,17 +117,21 @@ def _theory(facts: Sequence[Facts]) -> Theory:
         raise ValueError("ranks: got 1, which has nobody to send anything to")
     pairs = [(size, ms) for each in facts for size, ms in zip(each.sizes, each.alone, strict=True) if ms > 0]
     alpha, beta = buckets.fit([size for size, _ in pairs], [ms for _, ms in pairs])
+    if beta <= 0:
+        raise ValueError("the fit sees no cost of a byte: the buckets are too small, or their times too wide")
     total = facts[0].total
     backward = statistics.median(each.window for each in facts)
     # Without a cost of each bucket the best is the longer of the two legs.
-    count = buckets.best_whole_count(backward, total, alpha, beta) if alpha > 0 else None
+    # None smaller than a case can ask for.
+    most = max(1, int(total // LEAST_CAP))
+    count = min(most, buckets.best_whole_count(backward, total, alpha, beta)) if alpha > 0 else None
     least = buckets.step(backward, total, count, alpha, beta) if count else max(backward, total * beta)
     usual = max(1.0, total / buckets.DEFAULT_CAP)
     return Theory(
         count=count,
         cap=total / count if count else None,
         alpha=alpha,
-        bandwidth=facts[0].wire / beta / 1e6 if beta > 0 else math.inf,
+        bandwidth=facts[0].wire / beta / 1e6,
         backward=backward,
         default=buckets.step(backward, total, usual, alpha, beta) / least - 1,
     )

@@ -23,7 +23,7 @@ from harness.serving import Say, serve
 from harness.torchrun import Role
 
 # For a host that is up, and a network that works.
-REACH_S = 120.0
+REACH_S = 60.0
 
 
 class Now(msgspec.Struct, kw_only=True):

@@ -70,6 +70,8 @@ class Integer:
         return f"a whole number from {self.low} to {self.high}"
 
     def parse(self, text: str) -> Value:
+        if not text.isascii():  # int() takes the digits of every script
+            raise ValueError(text)
         return int(text)
 
     def format(self, value: Value) -> str:

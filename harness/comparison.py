@@ -252,6 +252,8 @@ def _case(base: Side, head: Side, key: str, budgets: Budgets) -> tuple[CaseCompa
     elif lost["base"]:
         gone = not found["base"] or {result.status for result in found["base"]} == {"skipped"}
         case.verdict, case.reason = "new" if gone else "invalid", f"base: {lost['base']}"
+    elif empty := [name for name, side in (("base", base), ("head", head)) if not _timed(side, key)]:
+        case.verdict, case.reason = "invalid", f"{' and '.join(empty)}: no round that all ranks have"
     else:
         times = {name: side.times.get(key, NO_TIMES) for name, side in (("base", base), ("head", head))}
         case.launches = (len(times["base"]), len(times["head"]))
@@ -264,6 +266,10 @@ def _case(base: Side, head: Side, key: str, budgets: Budgets) -> tuple[CaseCompa
         else:
             return case, list(_pairs(key, times["base"], times["head"], budget))
     return case, []
+
+
+def _timed(side: Side, key: str) -> bool:
+    return HEADLINE in side.times.get(key, NO_TIMES).values
 
 
 def _lost(found: Mapping[str, Sequence[CaseResult]]) -> Iterable[str]:

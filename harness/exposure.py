@@ -14,6 +14,9 @@ OPTIONS = ("option", "connections", "first")
 # exposed = tail + dilation, to this share of the overlapped time (measurement.md, ddp).
 CLOSES = 0.02
 
+# An option that changes a step by less has no effect.
+NO_EFFECT = 0.02
+
 # Of the shorter leg: in sequence no more than this may seem to be hidden.
 HIDES_NOTHING = 0.15
 
@@ -38,11 +41,18 @@ class Effect:
         return self.low > 0 or self.high < 0
 
     @property
+    def small(self) -> bool:
+        """Whether any effect there is is too small to matter."""
+        return max(abs(self.low), abs(self.high)) <= NO_EFFECT
+
+    @property
     def text(self) -> str:
         what = axis_words(self.case.family, self.axis, self.case.params[self.axis])
         between = f"{percent(self.low, places=1)} to {percent(self.high, places=1)}"
         if not self.seen:
-            return f"{what} shows no effect ({between})"
+            return (
+                f"{what} shows no effect ({between})" if self.small else f"{what}: cannot be told ({between})"
+            )
         much = percent(abs(self.change), places=1)
         return f"{what} takes {much} {'longer' if self.change > 0 else 'less'} ({between})"
 
@@ -83,7 +93,7 @@ def _parameters(case: CaseResult, **replaced: object) -> tuple[object, ...]:
 
 
 def _change(usual: Metric | None, other: Metric | None) -> tuple[float, float, float] | None:
-    if usual is None or other is None:
+    if usual is None or other is None or usual.value <= 0:
         return None
     if usual.low is None or usual.high is None or other.low is None or other.high is None:
         return None
@@ -112,6 +122,8 @@ def hides_in_sequence(record: Record) -> list[CaseResult]:
         if transfer is None or compute is None or serial is None:
             continue
         shorter = min(transfer.value, compute.value)
+        if shorter <= 0:
+            continue
         hidden = (transfer.value + compute.value - serial.value) / shorter
         wide = sum((each.spread or 0.0) * each.value for each in (transfer, compute, serial)) / shorter
         if hidden - wide > HIDES_NOTHING:
@@ -125,7 +137,8 @@ def verdicts(record: Record) -> list[tuple[str, bool]]:
     The fewest, the middle and the most tokens of the model that was measured at the most of them; and whatever is
     doubted of the others.
     """
-    plain = [case for case in _collective(record) if _is_plain(case)]
+    # One rank has nobody to reduce with: nothing can lie bare.
+    plain = [case for case in _collective(record) if _is_plain(case) and case.params.get("ranks") != 1]
     names = short_names(plain)
     fastest: dict[tuple[object, ...], dict[object, CaseResult]] = {}
     for case in plain:
@@ -151,15 +164,29 @@ def _is_plain(case: CaseResult) -> bool:
 def _sentence(case: CaseResult, name: str) -> tuple[str, bool]:
     exposed, transfer = value(case, "exposed_ms") or 0.0, value(case, "transfer_ms") or 0.0
     share = value(case, "exposed_fraction") or 0.0
-    text = f"{name}: {number(exposed)} ms of {number(transfer)} ms of collectives lie bare ({percent(share)})"
-    tail, dilation = value(case, "tail_ms"), value(case, "dilation_ms")
-    if tail is not None and dilation is not None:
-        text += f", {number(tail)} as its tail and {number(dilation)} as slower compute"
+    if share > 1:
+        text = f"{name}: overlap lost time: {number(exposed)} ms more than the compute alone, "
+        text += f"and the collectives alone take {number(transfer)}"
+    else:
+        text = f"{name}: {number(exposed)} ms of {number(transfer)} ms of collectives lie bare ({percent(share)})"
+    text += _parts(case)
     over = value(case, "bound_ratio")
     if over is not None:
         text += f"; {ratio(over)}x its bound"
     label = "" if case.status == "ok" else f" ({case.status})"
     return text + label, share > 1
+
+
+def _parts(case: CaseResult) -> str:
+    """What is exposed, taken apart; that it cannot be, where the parts do not come to the whole."""
+    tail, dilation = value(case, "tail_ms"), value(case, "dilation_ms")
+    rest, whole = value(case, "unexplained_ms"), value(case, "overlapped_ms") or 0.0
+    if tail is None or dilation is None:
+        return ""
+    if rest is not None and abs(rest) > CLOSES * whole:
+        return f"; not to be taken apart: tail {number(tail)} and dilation {number(dilation)} ms do not add up to it"
+    slower = f"{number(dilation)} as slower compute" if dilation >= 0 else "none as slower compute"
+    return f", {number(tail)} as its tail and {slower}"
 
 
 def open_cases(record: Record) -> list[CaseResult]:
@@ -196,6 +223,10 @@ def doubts(record: Record) -> Iterable[tuple[str, bool]]:
             f"tail and dilation do not add up to what is exposed ({rest} ms are left): {names[case.key]}",
             True,
         )
+    cores = record.machine.cpu.get("usable_cores")
+    most = max((int(case.params.get("ranks", 1)) for case in _collective(record)), default=0)
+    if record.machine.device == "cpu" and isinstance(cores, int) and most > cores:
+        yield f"{most} ranks share {cores} cores: they take each other's time", True
     for case in hides_in_sequence(record):
         yield f"even in sequence the collectives seem hidden, which cannot be: {names[case.key]}", True
     for cases in same_buckets(record):

@@ -197,6 +197,8 @@ def _listed(numbers: Iterable[int]) -> str:
 
 def controls(record: Record) -> Finding:
     """How many controls passed, and each that did not with what it gave and what it should."""
+    if not record.controls and "--no-controls" in record.run.command:
+        return Finding("controls: left out, as asked for, so nothing vouches for these numbers", True)
     if not record.controls and record.machine.device == "cpu" and exposure.alone_measured(record):
         text = "controls: those of streams say nothing of ranks on a cpu; every case's serial arm is its own"
         return Finding(text)

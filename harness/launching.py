@@ -21,7 +21,7 @@ from harness import devices, host
 from harness.child import signal_words
 from harness.protocol import JOBS, Failed, reason
 from harness.serving import Say, serve
-from harness.torchrun import ANOTHERS, OWN
+from harness.torchrun import ANOTHERS, LATE, OWN
 
 _LAST_WORDS_BYTES = 1 << 16
 
@@ -109,6 +109,13 @@ def blame(codes: Mapping[int, int], lines: Callable[[int], list[str]], oom_kills
     When one rank is lost the others fail for it: by an error that says so, by NCCL's watchdog, which aborts them, or
     by the agent's SIGTERM. lines: what a rank printed. oom_kills: what host.oom_kills said before.
     """
+    last = {rank: printed[-1] for rank in codes if (printed := lines(rank))}
+    late = next(
+        (last[rank] for rank, code in codes.items() if code == ANOTHERS and LATE in last.get(rank, "")), None
+    )
+    if late and all(code in (ANOTHERS, -signal.SIGTERM, -signal.SIGKILL) for code in codes.values()):
+        # Who did not come in time is stopped, or hangs where no SIGTERM reaches it, and was killed for that alone.
+        return late
     rank = min(codes, key=lambda rank: _suspicion(codes[rank]))
     code, printed = codes[rank], lines(rank)
     if code in (OWN, ANOTHERS) and printed:

@@ -214,11 +214,6 @@ def _collective(
         slowest = [max(seen, key=lambda rank: rank.arms.get(arm, 0.0)) for seen in rounds]
         if all(name in rank.spans for rank in slowest):
             columns[name] = np.array([rank.spans[name] for rank in slowest])
-    parts = ("overlapped.tail", "overlapped.last_ready", "compute.last_ready")
-    if all(name in columns for name in parts) and {"overlapped", "compute"} <= found.keys():
-        tail, with_them, without = (columns[name] for name in parts)
-        # Round by round: medians of arms that scatter do not add up.
-        columns["unexplained"] = found["overlapped"] - found["compute"] - tail - (with_them - without)
     ready, alone = _list(launch, "ready_ms"), _list(launch, "alone_ms")
     if ready and len(ready) == len(alone) and "compute" in found:
         end = buckets.schedule(ready, alone, float(np.median(found["compute"]))).end

@@ -22,9 +22,10 @@ def live(stream: Console, plan: Plan, kept: Record) -> Iterator[Watch]:
     names = short_names(plan.cases)
     total = sum(len(lacking(plan, kept, launch)) for launch in range(plan.launches))
     finished = 0
+    profiles = ", ".join(dict.fromkeys(case.word("profile") for case in plan.cases))
     launches = f", {plan.launches} launches" if plan.launches > 1 else ""
     stream.print(
-        f"{count(len(plan.cases), 'case')}{launches} on {plan.device.name}, profile {plan.profile.key}",
+        f"{count(len(plan.cases), 'case')}{launches} on {plan.device.name}, profile {profiles}",
         soft_wrap=True,
     )
     with Progress(

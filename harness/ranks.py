@@ -37,7 +37,7 @@ from harness.board import Board, Now
 from harness.errors import MeasurementError, OverlapError
 from harness.protocol import JOBS, Failed
 from harness.serving import one_line
-from harness.torchrun import ANOTHERS, OWN, Role
+from harness.torchrun import ANOTHERS, LATE, OWN, Role
 
 T = TypeVar("T")
 
@@ -188,19 +188,34 @@ class TorchGroup:
 
     def _join(self) -> list[str]:
         """Every rank's host, once all are here."""
-        self._board.set(f"{self._meeting}/here/{self.rank}", self.host)
+        self._board.set(f"{self._meeting}/here/{self.rank}", [self.host, self.size])
         keys = [f"{self._meeting}/here/{rank}" for rank in range(self.size)]
         until = time.monotonic() + JOIN_S
         for looks in itertools.count(1):
             if self._board.has(keys):
                 break
             if (over := time.monotonic() > until) or looks % 50 == 0:
+                self._check_sizes(keys)
                 late = [rank for rank, key in enumerate(keys) if not self._board.has([key])]
                 told = next(filter(None, (self._board.told(self._meeting, rank) for rank in late)), None)
                 if told or (over and late):
-                    raise Lost(told or f"{self._names(late)} of {self.size} did not come within {JOIN_S:g} s")
+                    raise Lost(told or f"{self._names(late)} of {self.size} {LATE} {JOIN_S:g} s")
             time.sleep(0.02)
-        return [str(self._board.get(key)) for key in keys]
+        self._check_sizes(keys)
+        return [str(self._said(key)[0]) for key in keys]
+
+    def _said(self, key: str) -> list[object]:
+        found = self._board.get(key)
+        return found if isinstance(found, list) and len(found) == 2 else ["", None]
+
+    def _check_sizes(self, keys: list[str]) -> None:
+        """MeasurementError where ranks of another start are here, which count on more of them, or on fewer."""
+        for rank, key in enumerate(keys):
+            theirs = self._said(key)[1]
+            if theirs not in (None, self.size):
+                raise MeasurementError(
+                    f"rank {rank} was started as one of {theirs}, rank {self.rank} as one of {self.size}"
+                )
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
@@ -233,7 +248,7 @@ def _gather(mine: bytes, size: int, length: int = _LENGTH_BYTES + _PAGE_BYTES) -
 
 
 def _fate(text: str) -> str:
-    return "is gone" if _GONE.search(text) else f"did not come within {MEET_S:g} s"
+    return "is gone" if _GONE.search(text) else f"{LATE} {MEET_S:g} s"
 
 
 def main() -> int:

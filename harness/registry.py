@@ -121,9 +121,13 @@ METRICS: dict[str, Metric] = {
             arms=("overlapped.last_ready", "compute.last_ready"), families=DDP_ONLY,
             of=lambda t, n: t["overlapped.last_ready"] - t["compute.last_ready"],
         ),
-        _span(
-            "unexplained_ms", "unexplained", "unexplained",
-            "exposed - tail - dilation, round by round: 0 where they are all that the collectives add",
+        Metric(
+            name="unexplained_ms", unit="ms", label="unexplained",
+            description="exposed - tail - dilation: 0 where they are all that the collectives add",
+            arms=("compute", "overlapped", "overlapped.tail", "overlapped.last_ready", "compute.last_ready"),
+            families=DDP_ONLY,
+            of=lambda t, n: t["overlapped"] - t["compute"] - t["overlapped.tail"]
+            - (t["overlapped.last_ready"] - t["compute.last_ready"]),
         ),
         Metric(
             name="start_fraction", unit="fraction", label="first start",

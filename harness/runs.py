@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import METHOD_VERSION, devices, files, host, machine, profiles, record, source, suites
+from harness import METHOD_VERSION, devices, files, host, machine, profiles, record, source, suites, torchrun
 from harness.case import Case
 from harness.comparable import comparable
 from harness.devices import Device
@@ -134,6 +134,10 @@ def resume(options: Options, which: str) -> tuple[Plan, Record, Path]:
     cases = [Case.parse(key, FAMILIES) for key in kept.run.planned]
     if not cases:
         raise UsageError(f"resume: {path} names no planned case")
+    role = torchrun.role()
+    for case in cases:
+        if role is not None and case.ranks not in (None, role.size):
+            raise UsageError(f"resume: {path} has cases of {case.ranks} ranks, torchrun started {role.size}")
     profile = _profile_of_key(options.profile, cases[0].word("profile"))
     _check_cases(cases, profile, device, ())
     kept.cases = [case for case in kept.cases if case.status != "error"]

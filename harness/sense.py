@@ -26,6 +26,25 @@ MAX_DIGITS = 100
 MAX_LAUNCHES = 10_000
 
 # The only times that may be negative: they are differences.
+
+# No sample of any device holds more: what a launch says of its work, by name, from the least to the most.
+FACTS = {"bytes": (0, 1 << 50), "flops": (0, 1e21), "parameters": (1, 1 << 50)}
+# The same of each entry of a list.
+LISTS = {"buckets": (1, 1 << 50), "ready_ms": (0, MAX_MS), "alone_ms": (0, MAX_MS)}
+
+# Times of work, of which none is 0.
+WORK = (
+    "overlapped_ms",
+    "transfer_ms",
+    "compute_ms",
+    "serial_ms",
+    "transfer_unsplit_ms",
+    "compute_unsplit_ms",
+)
+
+# No share or ratio of two times is larger.
+MAX_RATIO = 1e12
+
 DIFFERENCES = ("exposed_ms", "dilation_ms", "unexplained_ms")
 
 
@@ -81,7 +100,7 @@ def _writable(case: CaseResult) -> CaseResult:
                 launch,
                 wall_s=_finite(launch.wall_s),
                 timed_s=_finite(launch.timed_s),
-                checks=_without_a_wrong_count(launch.checks),
+                checks=_possible_facts(launch.checks),
                 discarded=[
                     msgspec.structs.replace(
                         tried, wall_s=_finite(tried.wall_s), waited_s=_finite(tried.waited_s)
@@ -98,10 +117,32 @@ def _writable(case: CaseResult) -> CaseResult:
     )
 
 
-def _without_a_wrong_count(checks: dict[str, Any]) -> dict[str, Any]:
-    return (
-        checks if _is_count(checks.get("repeats", 1)) else {k: v for k, v in checks.items() if k != "repeats"}
-    )
+def _possible_facts(checks: dict[str, Any]) -> dict[str, Any]:
+    """Without what no workload can have said."""
+    wrong = {name for name, _ in _fact_faults(checks)}
+    return {name: told for name, told in checks.items() if name not in wrong} if wrong else checks
+
+
+def _fact_faults(checks: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What cannot be in the facts of a launch: the name, and what is wrong."""
+    if not _is_count(repeats := checks.get("repeats", 1)):
+        yield "repeats", f"got {repeats!r}, want a whole number from 1"
+    for name, (low, high) in FACTS.items():
+        if name in checks and not _within(checks[name], low, high):
+            yield name, f"got {_short(checks[name])}, want a number from {low:g} to {high:g}"
+    for name, (low, high) in LISTS.items():
+        told = checks.get(name, [])
+        if not isinstance(told, list) or not all(_within(each, low, high) for each in told):
+            yield name, f"got {_short(told)}, want a list of numbers from {low:g} to {high:g}"
+
+
+def _within(found: object, low: float, high: float) -> bool:
+    return isinstance(found, int | float) and not isinstance(found, bool) and low <= found <= high
+
+
+def _short(found: object) -> str:
+    text = repr(found)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _is_count(found: object) -> bool:
@@ -204,8 +245,8 @@ def _case_faults(case: CaseResult) -> Iterator[str]:
         where = f"launch {launch.index}"
         if launch.index < 0:
             yield f"launches: index: got {launch.index}, want 0 or more"
-        if not _is_count(repeats := launch.checks.get("repeats", 1)):
-            yield f"{where}: checks.repeats: got {repeats!r}, want a whole number from 1"
+        for told, fault in _fact_faults(launch.checks):
+            yield f"{where}: checks.{told}: {fault}"
         for rank in launch.ranks:
             for at, seen in enumerate(rank.rounds):
                 for field in ("arms", "host", "spans"):
@@ -260,7 +301,9 @@ def _metric_fault(name: str, metric: Metric) -> str:
     if low is not None and high is not None and not low <= value <= high:
         return f"got {value:g} with an interval from {low:g} to {high:g}, want a value inside"
     if metric.unit != "ms":
-        return ""
+        return "" if abs(value) <= MAX_RATIO else f"got {value:g}, want no more than {MAX_RATIO:g}"
+    if value == 0 and name in WORK:
+        return "got 0 ms, and no work takes no time"
     # The interval of a time may well reach below 0, where few samples say little.
     if value < 0 and name not in DIFFERENCES:
         return f"got {value:g} ms, want 0 or more"

@@ -130,8 +130,8 @@ def interleaved(base: Side, head: Side) -> bool:
     if len({_device(made) for side in (base, head) for made in side.records}) > 1:
         return False
     times = sorted((at, side is head) for side in (base, head) for at in side.began())
-    if not times or len(base.began()) != len(head.began()):
-        return False
+    if len(base.began()) != len(head.began()) or len(base.began()) < 2:
+        return False  # one launch of each stands beside the other, in whatever order
     if any(later - earlier > TURN_S for (earlier, _), (later, _) in itertools.pairwise(times)):
         return False
     return all(one[1] != other[1] for one, other in zip(times[::2], times[1::2], strict=True))

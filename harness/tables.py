@@ -15,6 +15,7 @@ from rich.text import Text
 
 from harness import exposure, findings
 from harness.case import Case
+from harness.families import FAMILIES
 from harness.labels import clean, count, number, ratio, short_names, with_spread
 from harness.record import CaseResult, Record
 from harness.views import MEMORIES, STREAMS, Grid, metric, overlap_grid, remarks, value
@@ -123,12 +124,14 @@ def _family_table(cases: Sequence[CaseResult], title: str, effects: Sequence[exp
     names = short_names(cases)
     widths = [max(map(len, column)) for column in zip(*names.fields.values(), strict=False)]
     notes = _footnotes(cases)
-    grouped = any("tail_ms" in case.metrics for case in cases)
+    grouped = any(case.family in FAMILIES and FAMILIES[case.family].grouped for case in cases)
     hidden = (
         (
-            Column("exposed\nshare", _ratios(cases, "exposed_fraction"), spare=1, last=True),
+            Column("exposed\nfraction", _ratios(cases, "exposed_fraction"), spare=1, last=True),
             _numbers("tail\nms", cases, "tail_ms", spare=2),
             _numbers("dilation\nms", cases, "dilation_ms", spare=2),
+            _numbers("waiting\nms", cases, "waiting_ms", spare=5),
+            Column("over\nnative", _ratios(cases, "over_native"), spare=6),
         )
         if grouped
         else (Column("hidden\nfraction", _ratios(cases, "hidden_fraction"), spare=1, last=True),)

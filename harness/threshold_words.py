@@ -3,7 +3,7 @@
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ def _set_lines(found: TokenSet, alike: tuple[str, ...]) -> Iterator[str]:
     yield f"Tokens per GPU that hide the {found.leg.name}'s transfer: {_name(case, 'tokens', *alike)}"
     shares = ", ".join(f"{tokens:,}: {percent(share, places=1)}" for tokens, share in found.shares.items())
     yield f"exposed by tokens  {shares}"
+    yield from _unsettled(found.cases.values())
     yield from _columns(
         [
             ("exposed under", "measured", "95 % interval", "predicted", "formula"),
@@ -143,6 +144,12 @@ def _tail(case: Facts, most: Facts) -> str:
     return f"link: bucket {since + 1} of {total} is ready {late} into that compute, and from then on it never rests"
 
 
+def _unsettled(cases: Iterable[CaseResult]) -> Iterator[str]:
+    states = [case.status for case in cases]
+    if wide := states.count("unsettled"):
+        yield f"! {wide} of {len(states)} cases are unsettled: their samples scatter, and what follows with them"
+
+
 def _best_lines(found: BestBucket, alike: tuple[str, ...]) -> Iterator[str]:
     yield f"Best bucket: {_name(found.best.case, 'bucket', *alike)}"
     rows = [("cap", "buckets", "overlapped ms", "exposed")]
@@ -156,6 +163,7 @@ def _best_lines(found: BestBucket, alike: tuple[str, ...]) -> Iterator[str]:
                 NONE if share is None else percent(share.value, places=1),
             )
         )
+    yield from _unsettled(cap.case for cap in found.caps)
     yield from _columns(rows)
     good = ", ".join(_size(cap.cap) for cap in found.as_good)
     yield f"measured: {_size(found.best.cap)}" + (f"; within the intervals as good: {good}" if good else "")
@@ -192,6 +200,7 @@ def _set_json(found: TokenSet) -> dict[str, Any]:
         "leg": found.leg.name,
         "params": _params(case, "tokens"),
         "exposed_fraction": {str(tokens): share for tokens, share in found.shares.items()},
+        "status": {str(tokens): case.status for tokens, case in found.cases.items()},
         "derived": msgspec.to_builtins(found.derived),
         "lacking": found.lacking,
         "thresholds": [_threshold_json(each) for each in found.thresholds],
@@ -213,10 +222,7 @@ def _threshold_json(each: Threshold) -> dict[str, Any]:
 
 
 def _best_json(found: BestBucket) -> dict[str, Any]:
-    theory = found.theory and {
-        **msgspec.to_builtins(found.theory),
-        "bandwidth": _finite(found.theory.bandwidth),
-    }
+    theory = found.theory and msgspec.to_builtins(found.theory)
     return {
         "family": found.best.case.family,
         "params": _params(found.best.case, "bucket"),
@@ -226,6 +232,7 @@ def _best_json(found: BestBucket) -> dict[str, Any]:
                 "same": list(cap.same),
                 "buckets": cap.count,
                 "overlapped_ms": msgspec.to_builtins(cap.overlapped),
+                "status": cap.case.status,
             }
             for cap in found.caps
         ],
@@ -234,10 +241,6 @@ def _best_json(found: BestBucket) -> dict[str, Any]:
         "theory": theory,
         "lacking": found.lacking,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _params(case: CaseResult, axis: str) -> dict[str, Value]:

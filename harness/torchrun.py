@@ -1,6 +1,7 @@
 """What torchrun has told this process: which rank it is, of how many, and where they find each other."""
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ from harness.errors import UsageError
 
 # Exit codes of a rank's process (harness/ranks.py): an error of its own, or one for which another rank is to blame.
 OWN, ANOTHERS = 3, 4
+
+# What a rank says of one that it waited for in vain.
+LATE = "did not come within"
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -64,6 +68,16 @@ def role(variables: Mapping[str, str] = os.environ) -> Role | None:
         agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=_number(variables, "TORCHELASTIC_RESTART_COUNT", default=0),
     )
+
+
+def check(role: Role) -> None:
+    """UsageError where this host does not know the name of rank 0's: nobody would say so for minutes."""
+    try:
+        socket.getaddrinfo(role.address, role.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(
+            f"MASTER_ADDR: got {role.address!r}, which this host cannot find: {error.strerror or error}"
+        ) from None
 
 
 def _number(

@@ -37,6 +37,12 @@ def test_an_option_shows_its_effect_or_that_it_has_none(by, text):
     assert texts(ddp_result(MACHINE), scaled(by, option="static-graph")) == [text]
 
 
+def test_an_option_that_could_not_be_seen_is_not_said_to_have_none():
+    noisy = scaled(1.02, half=0.2, option="static-graph")
+    (text,) = texts(ddp_result(MACHINE), noisy)
+    assert text.startswith("option=static-graph: cannot be told (-")
+
+
 def test_an_option_is_compared_with_the_same_case_without_it_and_nothing_else():
     plain = ddp_result(MACHINE)
     (found,) = exposure.effects(
@@ -85,8 +91,9 @@ def test_of_many_token_counts_three_are_told_and_every_doubt():
 
 def test_overlap_that_costs_more_than_the_collectives_is_a_doubt():
     lost = Machine(alpha_ms=0.02, bandwidth=303.0, rate=600e12, load=3.0)
-    ((_, doubt),) = exposure.verdicts(ddp_record(ddp_result(lost, tokens=512)))
+    ((text, doubt),) = exposure.verdicts(ddp_record(ddp_result(lost, tokens=512)))
     assert doubt
+    assert "overlap lost time" in text
     assert [doubt for _, doubt in exposure.verdicts(ddp_record(ddp_result(MACHINE, tokens=8192)))] == [False]
 
 
@@ -103,6 +110,27 @@ def test_arms_that_do_not_close_are_named(rest, half, doubted):
     )
     said = [found.text for found in findings.doubts(ddp_record(case)) if "do not add up" in found.text]
     assert len(said) == doubted
+
+
+def test_parts_that_do_not_come_to_the_whole_explain_nothing():
+    case = ddp_result(MACHINE)
+    case.metrics["unexplained_ms"] = Metric(value=0.1 * case.metrics["overlapped_ms"].value, unit="ms")
+    ((text, _),) = exposure.verdicts(ddp_record(case))
+    assert "not to be taken apart" in text
+    assert "as slower compute" not in text
+    case.metrics["unexplained_ms"].value = 0.0
+    case.metrics["dilation_ms"].value = -0.01
+    ((text, _),) = exposure.verdicts(ddp_record(case))
+    assert "none as slower compute" in text
+
+
+def test_one_rank_exposes_nothing_and_ranks_beyond_the_cores_are_a_doubt():
+    assert exposure.verdicts(ddp_record(ddp_result(MACHINE, ranks=1))) == []
+    made = ddp_record(ddp_result(MACHINE, ranks=4))
+    made.machine.device, made.machine.cpu = "cpu", {"usable_cores": 2}
+    assert any("4 ranks share 2 cores" in found.text for found in findings.doubts(made))
+    made.machine.cpu = {"usable_cores": 4}
+    assert not any("ranks share" in found.text for found in findings.doubts(made))
 
 
 def test_caps_that_make_the_same_buckets_are_one_case():

@@ -219,6 +219,8 @@ WATCHDOG = [
         ({0: ABRT, 2: OWN}, {0: WATCHDOG, 2: ["rank 2: ValueError"]}, "rank 2: ValueError"),
         ({0: ANOTHERS, 1: TERM}, {0: ["x", "rank 1 did not come"]}, "rank 1 did not come"),
         ({0: ANOTHERS, 1: OWN}, {0: ["rank 1 is gone"], 1: ["Traceback", "rank 1: KeyError"]}, "rank 1: KeyError"),
+        ({0: ANOTHERS, 1: KILL}, {0: ["rank 1 did not come within 40 s"]}, "rank 1 did not come within 40 s"),
+        ({0: ANOTHERS, 1: SEGV}, {0: ["rank 1 did not come within 40 s"]}, "rank 1 was killed by SIGSEGV"),
         ({1: 7}, {1: ["no more licences"]}, "rank 1 ended with exit code 7: no more licences"),
         ({1: 7}, {}, "rank 1 ended with exit code 7: it printed nothing"),
         ({1: OWN}, {}, f"rank 1 ended with exit code {OWN}: it printed nothing"),

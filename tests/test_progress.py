@@ -50,7 +50,7 @@ def test_a_log_gets_a_line_for_each_case_however_narrow_it_is():
         done(TWO, "error", reason),
     ]
     head, *lines = log([(event, 0) for event in events])
-    assert head == f"2 cases on cpu, profile {load_profile('cpu').key}"
+    assert head == "2 cases on cpu, profile h200.1a2b"
     assert lines == ["[1/2] n=1: ok", f"[2/2] n=2: error: {reason}"]
 
 

@@ -125,6 +125,16 @@ def test_ranks_that_never_come_are_named_within_the_limit(store, monkeypatch):
     assert time.monotonic() - began < 3
 
 
+def test_ranks_of_starts_that_count_otherwise_are_named(store, monkeypatch):
+    for name, value in variables(0, 2, store).items():
+        monkeypatch.setenv(name, value)
+    role = torchrun.role()
+    assert role is not None
+    board.Board.reach(role).set("0/here/1", ["there", 3])
+    with pytest.raises(MeasurementError, match="rank 1 was started as one of 3, rank 0 as one of 2"):
+        TorchGroup.join()
+
+
 def test_a_rank_whose_end_is_known_is_not_waited_for(store, monkeypatch):
     for name, value in variables(0, 2, store).items():
         monkeypatch.setenv(name, value)

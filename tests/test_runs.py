@@ -276,6 +276,20 @@ def test_an_unfinished_run_goes_on_as_it_was_planned(tmp_path):
     assert (plan.seconds, plan.target, plan.controls) == (9.0, 0.2, False)
 
 
+def test_ranks_that_are_not_those_of_the_record_cannot_go_on_with_it(tmp_path, monkeypatch):
+    """Its cases would all be skipped, and the record be finished without them."""
+    ddp = "ddp[model=blocks,bucket=1MiB,tokens=32,gradients=fp32,ranks=2,backend=gloo]"
+    kept, path = begun(tmp_path, patterns=(ddp,))
+    before = path.read_bytes()
+    started = {"size": 3}
+    monkeypatch.setattr(runs.torchrun, "role", lambda: SimpleNamespace(**started))
+    with pytest.raises(UsageError, match=r"cases of 2 ranks, torchrun started 3"):
+        resume(options(tmp_path), str(path))
+    assert path.read_bytes() == before
+    started["size"] = 2
+    assert [case.key for case in resume(options(tmp_path), str(path))[0].cases] == kept.run.planned
+
+
 def test_cases_that_ended_in_an_error_are_measured_anew(tmp_path):
     kept, path = begun(tmp_path)
     plan, _, _ = resume(options(tmp_path), str(path))

@@ -194,4 +194,20 @@ def test_programs_get_plain_json():
         checks["alone_ms"] = [0.05] * len(checks["buckets"])
     told = threshold_words.as_json(threshold.find(record), best_bucket.find(ddp_record(*cases)))
     json.dumps(told, allow_nan=False)
-    assert told["best_bucket"][0]["theory"]["bandwidth"] is None, "bytes cost nothing"
+    assert told["best_bucket"][0]["theory"] is None
+    assert "no cost of a byte" in told["best_bucket"][0]["lacking"]
+
+
+def test_cases_that_are_not_settled_are_counted_above_what_is_made_of_them():
+    cases = token_results(Machine(), TOKENS)
+    shown = list(threshold_words.blocks(threshold.find(ddp_record(*cases)), [], 80))
+    assert not any("unsettled" in line for lines in shown for line in lines)
+    for case in cases[:2]:
+        case.status = "unsettled"
+    found = threshold.find(ddp_record(*cases))
+    text = " ".join(" ".join(lines) for lines in threshold_words.blocks(found, [], 80))
+    assert "! 2 of 5 cases are unsettled" in text
+    assert (
+        list(threshold_words.as_json(found, [])["sets"][0]["status"].values())
+        == ["unsettled"] * 2 + ["ok"] * 3
+    )

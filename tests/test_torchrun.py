@@ -1,5 +1,7 @@
 """What is made of torchrun's variables."""
 
+import socket
+
 import pytest
 
 from harness import torchrun
@@ -74,3 +76,18 @@ def test_half_of_torchruns_variables_are_refused():
 def test_a_rank_is_told_of_with_its_host_where_there_are_several():
     assert (ROLE.name("b"), ROLE.name("a", 0), ROLE.name("")) == ("rank 5 on b", "rank 0 on a", "rank 5")
     assert Role(rank=0, size=2, local_rank=0, local_size=2, address="a", port=1).name("a", 1) == "rank 1"
+
+
+def test_a_host_that_nobody_knows_is_refused_at_once(monkeypatch):
+    told = torchrun.role({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+    assert told is not None
+    torchrun.check(told)
+
+    def unknown(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(torchrun.socket, "getaddrinfo", unknown)
+    with pytest.raises(
+        UsageError, match=r"MASTER_ADDR: got 'localhost', which this host cannot find: Name or"
+    ):
+        torchrun.check(told)

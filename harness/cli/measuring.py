@@ -107,6 +107,10 @@ def run(
     from harness import record as records
 
     role = torchrun.role()
+    if role is not None:
+        torchrun.check(role)
+        # Who cannot reach rank 0 says so in one line; torch's own words for it are forty.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if role is not None and role.rank > 0:
         from harness import following
 
@@ -269,8 +273,12 @@ def _command_line() -> tuple[str, ...]:
 
 def _go_on(options: "Options", path: Path) -> str:
     """The command that goes on with an interrupted run; what is not in the record is in its options."""
+    from harness import torchrun
+
     words = ["overlap", "run", "--resume", str(path)]
     for name in ("commit", "repo", "profile", "target"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name}", str(value)]
-    return shlex.join(words if options.controls else [*words, "--no-controls"])
+    words += [] if options.controls else ["--no-controls"]
+    # How torchrun was started, and on which hosts, it tells nobody.
+    return shlex.join(words) if torchrun.role() is None else f"the same torchrun, and {shlex.join(words[1:])}"

@@ -93,10 +93,13 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 class Collective(Protocol):
     """How buckets are reduced. averages: to the mean (else to the sum, and who starts it divides before). carries: the
-    ranks' values really meet; else a buffer comes back as it was."""
+    ranks' values really meet; else a buffer comes back as it was. in_order: one at a time, as they were started."""
 
     @property
     def averages(self) -> bool: ...
+
+    @property
+    def in_order(self) -> bool: ...
 
     @property
     def carries(self) -> bool: ...
@@ -107,7 +110,7 @@ class Collective(Protocol):
 class NcclCollective:
     """Of CUDA tensors by NCCL; the host never waits."""
 
-    averages, carries = True, True
+    averages, carries, in_order = True, True, True
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
@@ -126,9 +129,9 @@ class NcclCollective:
 
 
 class GlooCollective:
-    """Of host tensors by Gloo, whose own threads do the work."""
+    """Of host tensors by Gloo, whose own threads do the work, two collectives at a time."""
 
-    averages, carries = False, True
+    averages, carries, in_order = False, True, False
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -149,7 +152,7 @@ class GlooCudaCollective:
     the host; `Work.synchronize`, from the future's callback, makes one stream wait for the copy instead.
     """
 
-    averages, carries = False, True
+    averages, carries, in_order = False, True, False
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
@@ -178,6 +181,8 @@ class Scripted:
 
     before: the collective that is started when that time is over; without one nothing is carried.
     """
+
+    in_order = True
 
     def __init__(self, alpha_ms: float, beta_ms_per_byte: float, *, before: Collective | None = None) -> None:
         self._alpha, self._beta, self._before = alpha_ms, beta_ms_per_byte, before

@@ -206,8 +206,9 @@ class DDPWorkload:
         """The fixed work of a sample (base.py), and what this case's buckets are. Every rank asks, or none.
 
         buckets: bytes, in the order of their collectives. ready_ms: from the start of `compute` until a bucket is
-        ready on the last rank. alone_ms: its own cost in `transfer`, what it adds to those before it, on the fastest
-        rank. Both are medians over the samples since `warm_up`, and empty without any.
+        ready on the last rank. alone_ms: its own cost on the fastest rank: what it adds in `transfer` to those before
+        it, or where collectives run beside each other, what it takes by itself. Both are medians over the samples
+        since `warm_up`, and empty without any.
         """
         return {
             "bytes": self._plan.parameters * self._gradients.itemsize,
@@ -252,13 +253,16 @@ class DDPWorkload:
             future.wait()
         timeline.synchronize()
         ms = timeline.ms("end")
-        return Sample(
+        sample = Sample(
             ms=ms,
             host_ms=host_ms,
             window=(began, began + ms * 1e-3),
             spans=self._spans(arm),
             failed=self._check(arm, seen),
         )
+        if arm == "transfer" and not self._collective.in_order:
+            self._alone[-1] = self._one_by_one()
+        return sample
 
     def close(self) -> None:
         """Wait for the device and give the memory back; the workload is of no use afterwards."""
@@ -308,6 +312,16 @@ class DDPWorkload:
             loss = model(*inputs)
         self._timeline.mark("backward")
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def _one_by_one(self) -> list[float]:
+        """What each bucket takes, ms, started when the one before has ended: untimed, behind a sample."""
+        costs = []
+        for at, buffer in enumerate(self._replay.pieces):
+            began = time.perf_counter()
+            self._hook.start(buffer, at).wait()
+            self._timeline.synchronize()
+            costs.append((time.perf_counter() - began) * 1e3)
+        return costs
 
     def _look(self, arm: str) -> torch.Tensor:
         """Projections of what the arm made, read on the computing stream without a further wait."""

@@ -269,6 +269,13 @@ def test_every_arm_is_right_in_the_buckets_asked_for(
     assert told[0]["facts"] == told[1]["facts"]
 
 
+def test_every_bucket_has_a_cost_of_its_own_where_collectives_run_beside_each_other(pair: Run) -> None:
+    """Gloo takes two at a time: by their ends alone, those that end together would cost nothing."""
+    for rank in pair(rounds_of, axes={"first": 4 * BLOCK, "bucket": 4 * BLOCK}, rounds=6):
+        assert len(rank["facts"]["alone_ms"]) == len(rank["facts"]["buckets"]) > 1
+        assert min(rank["facts"]["alone_ms"]) > 0
+
+
 def test_one_rank_reduces_with_nobody(pair: Run) -> None:
     for rank in pair(rounds_of, axes={}, solo=True):
         assert rank["failed"] == []
