@@ -22,6 +22,9 @@ from harness.views import MEMORIES, STREAMS, Grid, metric, overlap_grid, remarks
 
 STYLES = {"ok": "green", "unsettled": "yellow", "skipped": "dim", "invalid": "bold red", "error": "bold red"}
 
+# A lone case has all its axes in its name; a longer one stands in the title.
+LONE_WIDTH = 40
+
 # As rich's SIMPLE_HEAD.
 ASCII_HEAD = box.Box("\n".join(["    ", "    ", " -- ", *["    "] * 5]), ascii=True)
 
@@ -150,10 +153,17 @@ def _family_table(cases: Sequence[CaseResult], title: str, effects: Sequence[exp
             styles=[STYLES.get(case.status, "") for case in cases],
         ),
     )
+    said = f"{title}{count(len(cases), 'case')}" + (f", all {names.common}" if names.common else "")
+    labels = [label(names.fields[case.key], widths, names.rest[case.key]) for case in cases]
+    wide = sum(widths) + max(0, len(widths) - 1)
+    if len(cases) == 1 and wide > LONE_WIDTH:  # its name would take the room of its numbers
+        (case,) = cases
+        said = f"{title}1 case: {', '.join(filter(None, (names[case.key], names.common)))}"
+        labels, wide = [clean(case.family)], len(clean(case.family))
     return FittedTable(
-        title=f"{title}{count(len(cases), 'case')}" + (f", all {names.common}" if names.common else ""),
-        labels=[label(names.fields[case.key], widths, names.rest[case.key]) for case in cases],
-        label_width=sum(widths) + max(0, len(widths) - 1),
+        title=said,
+        labels=labels,
+        label_width=wide,
         columns=columns,
         notes=[
             *(f"[{at}] {text} ({count(times, 'case')})" for text, (at, times) in notes.items()),

@@ -151,6 +151,16 @@ def test_the_table_of_a_record_has_what_lies_bare_and_the_effects(capsys):
     assert any("lie bare" in found.text for found in findings.summary(made))
 
 
+def test_a_long_name_of_a_lone_case_does_not_take_the_room_of_its_numbers(capsys):
+    from rich.console import Console
+
+    Console(width=100).print(tables.case_table(ddp_record(ddp_result(MACHINE))))
+    shown = capsys.readouterr().out
+    assert "1 case: model=blocks bucket=25MiB tokens=2048" in shown
+    assert "transfer" in shown
+    assert "No room" not in shown
+
+
 @pytest.mark.parametrize(
     ("hidden", "half", "doubted"), [(0.0, 0.002, 0), (0.3, 0.002, 1), (0.3, 0.2, 0), (-0.5, 0.002, 0)]
 )
