@@ -371,7 +371,7 @@ def test_a_store_of_several_machines_keeps_every_series(project: Project) -> Non
     [
         ("# asv shares", "# Reworded: asv shares"),
         ('"""Before each reader', '"""Another text; before each reader'),
-        ("def setup(self", "# New.\n    def setup(self"),
+        ("def setup_cache(self", "# New.\n    def setup_cache(self"),
     ],
     ids=["comment", "docstring", "lines"],
 )

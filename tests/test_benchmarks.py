@@ -16,6 +16,7 @@ from types import ModuleType
 import factories
 import json5
 import pytest
+from factories_ddp import Machine, ddp_case, ddp_record, ddp_result
 
 from harness import METHOD_VERSION, asv_store, asv_suite, record, source, suites
 from harness.errors import OverlapError
@@ -319,6 +320,24 @@ def read(common: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return getattr(suite, f"track_{metric}")(cache, case)
 
     return read
+
+
+def test_ranks_without_gpus_are_n_a_with_their_reason_and_measured_ones_give_samples(
+    common: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.bench_ddp import DDP
+
+    measured, lacking = ddp_result(Machine()), ddp_case(ranks=8)
+    made = ddp_record(measured, factories.skipped(lacking, "needs 8 GPUs, one a rank; 1 here"), *RESULTS[:1])
+    record.write(tmp_path / "record.json", made)
+    monkeypatch.setenv("OVERLAP_RECORD", str(tmp_path / "record.json"))
+    monkeypatch.chdir(tmp_path)
+    suite, cache = DDP(), DDP().setup_cache()
+    assert suite.params == [[measured.key, lacking.key]]
+    suite.setup(cache, measured.key)
+    assert suite.track_overlapped_ms(cache, measured.key)["samples"]
+    with pytest.raises(NotImplementedError, match="needs 8 GPUs, one a rank; 1 here"):
+        suite.setup(cache, lacking.key)
 
 
 def test_a_measured_case_gives_samples(read) -> None:

@@ -1,13 +1,14 @@
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
 import msgspec
 import pytest
 from factories import controls, h2d_case, h2d_result
-from fakes import ARMS, FakeBackend, FakeTelemetry, FakeWorkload
+from fakes import ARMS, FakeBackend, FakeTelemetry, FakeWorkload, Meeting, ThreadGroup
 
 pytest.importorskip("torch")  # harness.worker is the process that measures
 
@@ -407,3 +408,72 @@ def test_the_process_says_why_it_failed_and_ends_with_a_code():
     assert done.returncode == 1
     assert events == [Failed(reason="UsageError: device: got 'tpu', want cuda or cpu")]
     assert b"Traceback" in done.stdout  # in its log, which the parent reads where the worker says nothing
+
+
+# Several ranks, as threads.
+
+
+def ranks(monkeypatch, *workloads: FakeWorkload | BaseException, device: str = "cpu"):
+    """What each of them said of case A."""
+    backends = [FakeBackend() for _ in workloads]
+
+    def build(case, profile, backend, group):
+        made = workloads[group.rank]
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    monkeypatch.setattr(worker, "build", build)
+    monkeypatch.setattr(worker, "open_sampler", lambda *_: FakeTelemetry())
+    monkeypatch.setattr(worker, "run_controls", lambda *_: iter(controls()))
+    monkeypatch.setattr(worker, "run_ceilings", lambda backend, launch: [])
+    opened = iter(backends)
+    monkeypatch.setattr(worker, "get_backend", lambda kind: next(opened))
+    job = Job(
+        device=device, uuid=None, no_telemetry="", profile=PROFILE, cases=[A], launch=0, target=0.02,
+        ranks=len(workloads),
+    )  # fmt: skip
+
+    def one(group: ThreadGroup) -> list[object]:
+        said: list[object] = []
+        run_job(job, said.append, group=group)
+        return said
+
+    return Meeting.run(one, len(workloads))
+
+
+def of_case(said: list[object]) -> Done:
+    (done,) = (event for event in said if isinstance(event, Done))
+    return done
+
+
+def test_a_launch_holds_the_rounds_and_the_host_of_every_rank(monkeypatch):
+    slow = FakeWorkload(noise=lambda arm, n: 1.0)
+    for said in ranks(monkeypatch, FakeWorkload(), slow):
+        launch = of_case(said).launch
+        assert [rank.host for rank in launch.ranks] == ["host-0", "host-1"]
+        first, second = ([seen.arms["overlapped"] for seen in rank.rounds] for rank in launch.ranks)
+        assert [after - before for before, after in zip(first, second, strict=True)] == [1.0] * len(first)
+
+
+def test_a_case_that_one_rank_cannot_measure_is_skipped_by_all(monkeypatch):
+    sound = FakeWorkload()
+    for said in ranks(monkeypatch, sound, Skip("NCCL needs a GPU for each rank")):
+        done = of_case(said)
+        assert (done.status, done.reason) == ("skipped", "NCCL needs a GPU for each rank")
+    assert sound.closed == 1
+
+
+def test_what_goes_wrong_on_one_rank_in_a_case_ends_the_job(monkeypatch):
+    """The other would wait for it for ever; fresh ranks measure the rest (tests/test_launching.py)."""
+    with pytest.raises((RuntimeError, threading.BrokenBarrierError)):
+        ranks(
+            monkeypatch, FakeWorkload(), FakeWorkload(script={("serial", 2): RuntimeError("CUDA error: bad")})
+        )
+
+
+@pytest.mark.parametrize(("device", "run"), [("cuda", 4), ("cpu", 0)])
+def test_controls_are_of_rank_0_and_of_streams_that_ranks_use(monkeypatch, device, run):
+    first, second = ranks(monkeypatch, FakeWorkload(), FakeWorkload(), device=device)
+    assert sum(isinstance(event, ControlDone) for event in first) == run
+    assert not any(isinstance(event, ControlDone | CeilingsDone) for event in second)
