@@ -4,7 +4,7 @@ Every rank runs the same code in the same order. What must be decided alike is d
 share (measurement.md, rule 11).
 """
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -22,6 +22,10 @@ class Group(Protocol):
     def host(self) -> str:
         """The name of this rank's host; empty for a process alone."""
 
+    @property
+    def device(self) -> Any:
+        """The device that this rank has to itself, or with other ranks of its host: equal for those alone."""
+
     def share(self, value: T) -> list[T]:
         """Every rank's value, by rank: the same list on all of them. For small values, outside of timed regions."""
 
@@ -32,7 +36,7 @@ class Group(Protocol):
 class Alone:
     """The group of a case that one process measures."""
 
-    rank, size, host = 0, 1, ""
+    rank, size, host, device = 0, 1, "", None
 
     def share(self, value: T) -> list[T]:
         return [value]

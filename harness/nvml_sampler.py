@@ -36,10 +36,10 @@ class Poller:
     A look that finds the reading of the last one adds nothing: drivers renew readings at their own pace.
     """
 
-    def __init__(self, device: NvmlDevice, own: Sequence[int]) -> None:
+    def __init__(self, device: NvmlDevice, own: Sequence[int], contexts: int = 1) -> None:
         self.samples: deque[Sample] = deque(maxlen=KEPT)
         self.missing: dict[str, str] = {}
-        self._device, self._own = device, own
+        self._device, self._own, self._contexts = device, own, contexts
         self._last: tuple[Any, ...] | None = None
         self._looked: float | None = None
         self._slow_due = self._rare_due = 0.0
@@ -72,7 +72,7 @@ class Poller:
             value = self._read(field)
             if field == "pids":
                 if value is not None:
-                    sample.others, strangers = foreign(value, self._own)
+                    sample.others, strangers = foreign(value, self._own, contexts=self._contexts)
                     sample.other_pids = tuple(strangers)
             else:
                 setattr(sample, field, value)
@@ -95,12 +95,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--interval", type=float, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--own", type=int, action="append", default=[])
+    parser.add_argument("--contexts", type=int, default=1)
     options = parser.parse_args(arguments)
     # Ctrl-C reaches the whole group; the parent decides when its readings end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Nvml() as nvml:
         device = nvml.device(options.uuid)
-        poller = None if device is None else Poller(device, options.own)
+        poller = None if device is None else Poller(device, options.own, options.contexts)
         absent = {"telemetry": nvml.reason or "NVML lists no device of this UUID"}
         _serve(poller, absent, options.interval, options.parent)
     return 0

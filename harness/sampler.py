@@ -96,10 +96,16 @@ class Sampler:
     Args:
         interval_s: between two looks; a reading is dated to within it.
         own: processes that, with their descendants, are no strangers on the GPU; this one by default.
+        contexts: how many of those use this GPU, where a container hides which processes do.
     """
 
     def __init__(
-        self, uuid: str, *, interval_s: float = INTERVAL_S, own: Iterable[int] | None = None
+        self,
+        uuid: str,
+        *,
+        interval_s: float = INTERVAL_S,
+        own: Iterable[int] | None = None,
+        contexts: int = 1,
     ) -> None:
         self.missing: dict[str, str] = {}
         self._pending = b""
@@ -108,6 +114,7 @@ class Sampler:
         command += ["--uuid", uuid, "--interval", str(interval_s), "--parent", str(os.getpid())]
         for pid in {os.getpid()} if own is None else own:
             command += ["--own", str(pid)]
+        command += ["--contexts", str(contexts)]
         try:
             self._child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
@@ -209,9 +216,14 @@ class Sampler:
 
 
 def open_sampler(
-    uuid: str | None, reason: str = "", *, interval_s: float = INTERVAL_S, own: Iterable[int] | None = None
+    uuid: str | None,
+    reason: str = "",
+    *,
+    interval_s: float = INTERVAL_S,
+    own: Iterable[int] | None = None,
+    contexts: int = 1,
 ) -> Sampler | NullSampler:
     """A `Sampler` of the GPU of that UUID; a `NullSampler` with `reason` for no UUID."""
     if uuid is None:
         return NullSampler(reason or "no GPU to read")
-    return Sampler(uuid, interval_s=interval_s, own=own)
+    return Sampler(uuid, interval_s=interval_s, own=own, contexts=contexts)

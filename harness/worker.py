@@ -8,9 +8,11 @@ import time
 STARTED = time.monotonic()  # Before torch is imported, which is most of a worker's start.
 
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from harness import protocol, validity
 from harness.backends import get_backend
@@ -74,14 +76,16 @@ def run_job(job: Job, say: Say, *, began: float = STARTED, group: Group | None =
     group = group or Alone()
     with contextlib.ExitStack() as opened:
         # The sampler first: it inherits this process's affinity and must not wait for the device to open.
-        telemetry: Telemetry = open_sampler(job.uuid if group.rank == 0 else None, job.no_telemetry)
+        known = _ours(group)
+        uuid = job.uuid if group.rank == 0 else None
+        telemetry: Telemetry = open_sampler(uuid, job.no_telemetry, **known)
         opened.callback(lambda: telemetry.close())
         backend = get_backend(job.device)
         facts, canary = backend.facts(), backend.canary_us()
         # CUDA numbers the devices otherwise than was expected, or this rank has one of its own.
         if _another(facts.get("uuid"), job.uuid) or (group.rank and facts.get("uuid")):
             telemetry.close()
-            telemetry = open_sampler(full_uuid(facts["uuid"]), job.no_telemetry)
+            telemetry = open_sampler(full_uuid(facts["uuid"]), job.no_telemetry, **known)
         say(Ready(facts=facts, canary_us=round(canary, 3), open_s=round(time.monotonic() - began, 3)))
         ready = time.monotonic()
         if job.ceilings and group.rank == 0:
@@ -110,6 +114,16 @@ def run_job(job: Job, say: Say, *, began: float = STARTED, group: Group | None =
         energy_j, energy_s = validity.energy(telemetry.since(ready), {})
         say(Closing(energy_j=energy_j, energy_s=energy_s))
         backend.close()
+
+
+def _ours(group: Group) -> dict[str, Any]:
+    """The processes of the group that are no strangers on this rank's GPU, and how many of them use it."""
+    here = group.share((os.getpid(), group.host, group.device))
+    mine = [(pid, device) for pid, host, device in here if host == group.host]
+    return {
+        "own": [pid for pid, _ in mine],
+        "contexts": sum(device == group.device for _, device in mine),
+    }
 
 
 def _rule(job: Job, budget: float, left: float | None, cases: int) -> StopRule:

@@ -136,7 +136,7 @@ class ThreadGroup:
     """Ranks that are threads of the test: `run` gives what each came back with."""
 
     def __init__(self, rank: int, size: int, meeting: "Meeting") -> None:
-        self.rank, self.size, self.host = rank, size, f"host-{rank}"
+        self.rank, self.size, self.host, self.device = rank, size, f"host-{rank}", None
         self._meeting = meeting
 
     def share(self, value: Any) -> list[Any]:

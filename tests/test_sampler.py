@@ -231,6 +231,14 @@ def test_a_stranger_on_the_gpu_is_counted_and_we_are_not(nvml):
         stranger.communicate(b"\n")
 
 
+def test_ranks_that_share_a_gpu_are_no_strangers_though_a_container_hides_them(nvml):
+    """Ids of another namespace name no process here: as many of them are ours as there are ranks on this GPU."""
+    nvml(FakeGpu(pids=[(1 << 22) + 1, (1 << 22) + 2]))
+    for contexts, others in ((2, 0), (1, 1)):
+        with open_sampler(A, own=[os.getpid()], contexts=contexts) as sampler:
+            assert sampler.since(0.0)[-1].others == others
+
+
 def test_without_a_gpu_nothing_is_started():
     with open_sampler(None, "no NVIDIA driver") as sampler:
         assert isinstance(sampler, NullSampler)

@@ -61,7 +61,8 @@ class Stage:
         monkeypatch.setattr(worker, "open_sampler", self.open)
         monkeypatch.setattr(worker, "PROGRESS_S", 60.0)
 
-    def open(self, *arguments: object):
+    def open(self, *arguments: object, own: list[int], contexts: int):
+        assert (own, contexts) == ([os.getpid()], 1)
         self.opened.append(arguments)
         return self.telemetry.open()
 
@@ -424,7 +425,7 @@ def ranks(monkeypatch, *workloads: FakeWorkload | BaseException, device: str = "
         return made
 
     monkeypatch.setattr(worker, "build", build)
-    monkeypatch.setattr(worker, "open_sampler", lambda *_: FakeTelemetry())
+    monkeypatch.setattr(worker, "open_sampler", lambda *_, **__: FakeTelemetry())
     monkeypatch.setattr(worker, "run_controls", lambda *_: iter(controls()))
     monkeypatch.setattr(worker, "run_ceilings", lambda backend, launch: [])
     opened = iter(backends)
@@ -454,6 +455,22 @@ def test_a_launch_holds_the_rounds_and_the_host_of_every_rank(monkeypatch):
         assert [rank.host for rank in launch.ranks] == ["host-0", "host-1"]
         first, second = ([seen.arms["overlapped"] for seen in rank.rounds] for rank in launch.ranks)
         assert [after - before for before, after in zip(first, second, strict=True)] == [1.0] * len(first)
+
+
+def test_ranks_of_one_host_know_each_other_on_their_gpus(monkeypatch):
+    """Else each would be a stranger on the other's GPU, and every case invalid."""
+    found = []
+
+    def one(group: ThreadGroup) -> None:
+        group.host, group.device = ("a", "cuda:0") if group.rank < 2 else ("a", "cuda:1")
+        if group.rank == 3:
+            group.host = "b"
+        found.append((group.rank, worker._ours(group)))
+
+    Meeting.run(one, 4)
+    known = dict(found)
+    assert [len(known[rank]["own"]) for rank in range(4)] == [3, 3, 3, 1]
+    assert [known[rank]["contexts"] for rank in range(4)] == [2, 2, 1, 1]
 
 
 def test_a_case_that_one_rank_cannot_measure_is_skipped_by_all(monkeypatch):

@@ -17,13 +17,15 @@ _ASYNC_ENGINE_COUNT = 40  # cuda.h, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT
 
 
 class CudaBackend:
-    """Device 0 of what CUDA_VISIBLE_DEVICES leaves, behind the contract of `base.Backend`."""
+    """The current device, which is 0 of what CUDA_VISIBLE_DEVICES leaves unless a rank has taken another one, behind
+    the contract of `base.Backend`."""
 
     kind = "cuda"
 
     def __init__(self) -> None:
         torch.cuda.init()
         torch.set_grad_enabled(False)
+        self._device = torch.cuda.current_device()
         self.main = torch.cuda.current_stream()
         self.side = torch.cuda.Stream()
         self._side = torch.cuda.stream(self.side)
@@ -117,7 +119,7 @@ class CudaBackend:
         return issued / launches * 1e6
 
     def facts(self) -> dict[str, Any]:
-        properties = torch.cuda.get_device_properties(0)
+        properties = torch.cuda.get_device_properties(self._device)
         nccl = torch.cuda.nccl.version() if torch.distributed.is_available() else None
         return {
             "torch": str(torch.__version__),
@@ -130,7 +132,7 @@ class CudaBackend:
             "uuid": str(getattr(properties, "uuid", "")) or None,
             "sm_count": properties.multi_processor_count,
             "l2_bytes": getattr(properties, "L2_cache_size", None),
-            "copy_engines": _copy_engines(),
+            "copy_engines": _copy_engines(self._device),
             "pinned_numa_node": host.numa_node(self._flag.data_ptr()),
             "memory_bytes": properties.total_memory,
         }
@@ -140,14 +142,14 @@ class CudaBackend:
         torch.cuda.synchronize()
 
 
-def _copy_engines() -> int | None:
+def _copy_engines(index: int) -> int | None:
     """How many copies can run beside kernels and each other; None where the driver does not say."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
     device, value = ctypes.c_int(), ctypes.c_int()
-    failed = driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetAttribute(
+    failed = driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetAttribute(
         ctypes.byref(value), _ASYNC_ENGINE_COUNT, device
     )
     return None if failed else value.value

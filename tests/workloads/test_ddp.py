@@ -45,7 +45,7 @@ Run = Callable[..., list[Any]]
 class Ranks:
     """harness.group.Group of the processes that this test started."""
 
-    host = "here"
+    host, device = "here", None
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
