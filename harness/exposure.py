@@ -164,12 +164,12 @@ def _is_plain(case: CaseResult) -> bool:
 def _sentence(case: CaseResult, name: str) -> tuple[str, bool]:
     exposed, transfer = value(case, "exposed_ms") or 0.0, value(case, "transfer_ms") or 0.0
     share = value(case, "exposed_fraction") or 0.0
+    parts = f" ({parts})" if (parts := _parts(case)) else ""
     if share > 1:
-        text = f"{name}: overlap lost time: {number(exposed)} ms more than the compute alone, "
-        text += f"and the collectives alone take {number(transfer)}"
+        text = f"{name}: overlap lost time: {number(exposed)} ms more than the compute alone{parts}, "
+        text += f"and the collectives alone take {number(transfer)} ms"
     else:
-        text = f"{name}: {number(exposed)} ms of {number(transfer)} ms of collectives lie bare ({percent(share)})"
-    text += _parts(case)
+        text = f"{name}: {number(exposed)} ms of {number(transfer)} ms of collectives lie bare, {percent(share)}{parts}"
     over = value(case, "bound_ratio")
     if over is not None:
         text += f"; {ratio(over)}x its bound"
@@ -184,9 +184,8 @@ def _parts(case: CaseResult) -> str:
     if tail is None or dilation is None:
         return ""
     if rest is not None and abs(rest) > CLOSES * whole:
-        return f"; not to be taken apart: tail {number(tail)} and dilation {number(dilation)} ms do not add up to it"
-    slower = f"{number(dilation)} as slower compute" if dilation >= 0 else "none as slower compute"
-    return f", {number(tail)} as its tail and {slower}"
+        return f"not to be taken apart: tail {number(tail)} and dilation {number(dilation)} ms do not add up to it"
+    return f"{number(tail)} as its tail, {number(dilation) if dilation >= 0 else 'none'} as slower compute"
 
 
 def open_cases(record: Record) -> list[CaseResult]:

@@ -74,7 +74,7 @@ def test_the_fastest_buckets_of_each_token_count_are_told_with_what_lies_bare():
         assert f"tokens={tokens}" in text
         assert f"bucket={best.params['bucket'] // MIB}MiB" in text
         assert f"of {best.metrics['transfer_ms'].value:.3g} ms of collectives lie bare" in text
-        assert "as its tail and" in text
+        assert "as its tail, " in text
 
 
 def test_of_many_token_counts_three_are_told_and_every_doubt():
