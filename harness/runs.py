@@ -183,8 +183,16 @@ def _empty(run: Run, device: Device, name: str) -> Record:
 
 
 def profile_of(name: str | None, device: Device) -> profiles.Profile:
-    """The profile asked for, else the device's own."""
-    return profiles.load_profile(name) if name else profiles.profile_for(device.kind, device.name)
+    """The profile asked for, else the device's own; UsageError for one of another kind of device."""
+    if not name:
+        return profiles.profile_for(device.kind, device.name)
+    asked = profiles.load_profile(name)
+    if asked.on_cpu != (device.kind == "cpu"):
+        kind, other = ("the cpu backend", "a GPU") if asked.on_cpu else ("GPUs", "the cpu backend")
+        raise UsageError(
+            f"profile: {asked.name} has sizes for {kind}, and this is {other}; choose one for it"
+        )
+    return asked
 
 
 def _plan(

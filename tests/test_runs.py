@@ -148,6 +148,16 @@ def test_a_profile_of_ones_own_is_used(tmp_path):
     assert kept.run.planned[0].endswith(f",profile={plan.profile.key}]")
 
 
+def test_a_profile_of_another_kind_of_device_is_refused(tmp_path):
+    """Its sizes would take hours on a cpu, and no time on a GPU."""
+    with pytest.raises(UsageError, match="profile: h200 has sizes for GPUs, and this is the cpu backend"):
+        prepare(options(tmp_path, profile="h200"))
+    gpu = Device("cuda", "NVIDIA H200", 1, A)
+    with pytest.raises(UsageError, match="profile: cpu has sizes for the cpu backend, and this is a GPU"):
+        profile_of("cpu", gpu)
+    assert profile_of("generic", gpu).name == "generic"
+
+
 def test_more_chunks_than_rows_are_refused(tmp_path):
     """Rows of 64 KiB: 1 MiB has 16 of them."""
     path = custom(tmp_path, width=16384)
