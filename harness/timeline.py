@@ -78,7 +78,7 @@ class SeriesTable:
                 Text(series.case),
                 series.machine,
                 Text(plain(with_spread(values[-1] if values else None), options)),
-                str(len(series.points)),
+                str(len(values)),
                 str(len(series.points) - len(values)),
                 str(len(series.breaks)),
                 Text("; ".join(_step_words(series, step) for step in series.steps)),

@@ -123,7 +123,7 @@ def test_of_several_series_there_is_a_line_each(busy):
     title, _, _, *rows = shown(history(busy, other))
     assert title == "overlapped, ms: 2 series"
     assert [" ".join(row.split()) for row in rows] == [
-        f"{KEY} h200-1 5.70 ±1.0 % 8 2 1 +5.6 % at 04040404",
+        f"{KEY} h200-1 5.70 ±1.0 % 6 2 1 +5.6 % at 04040404",
         f"{KEY} h200-1 5.40 ±1.0 % 1 0 0",
     ]
     (newest,) = timeline.lines(history(busy, other))
