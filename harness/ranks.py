@@ -66,6 +66,10 @@ _GONE = re.compile(r"onnection (closed|reset|refused|was likely closed)|[Bb]roke
 # But a kernel that runs for too long is this rank's.
 _OF_DEVICE = re.compile(r"^CUDA error")
 
+# Between a timeout and what it does about it NCCL's watchdog sleeps for four times as many ms, else for 60 s, so that
+# what it knows can be written to files, which nobody here reads. A worker may not be silent for so long after MEET_S.
+_WATCHDOG = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
+
 
 class Lost(MeasurementError):
     """Another rank did not come, or is gone."""
@@ -125,6 +129,8 @@ class TorchGroup:
     def process_group(self, backend: str) -> dist.ProcessGroup:
         """All ranks, for the collectives of a case, by `gloo` or `nccl`; made once. All ranks ask in the same order."""
         if backend not in self._groups:
+            for name, value in _WATCHDOG.items():
+                os.environ.setdefault(name, value)  # read when the group is made
             made = dist.new_group(backend=backend, timeout=timedelta(seconds=MEET_S))
             assert isinstance(made, dist.ProcessGroup)
             self._groups[backend] = made

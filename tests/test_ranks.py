@@ -199,6 +199,18 @@ def test_a_rank_without_a_gpu_and_unequal_hosts_are_refused_by_name(gpus):
         Alike([2, facts], ["a", "b"]).use("cuda")
 
 
+def test_the_watchdog_of_nccl_ends_a_rank_before_its_silence_ends_the_worker(store):
+    code = """
+    import os
+    group.process_group("gloo")
+    print(os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"], os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"])
+"""
+    (said,) = group_of(code, 1, store)
+    dumps, dump_ms = map(int, said.split())
+    assert not dumps, "files would be left behind"
+    assert ranks.MEET_S + 4 * dump_ms * 1e-3 + 30 < child.CASE_S
+
+
 @pytest.mark.gpu
 def test_a_rank_opens_its_gpu_and_reduces_by_nccl():
     """At world size 1, as one GPU allows."""

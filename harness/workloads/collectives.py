@@ -4,6 +4,7 @@ A collective is started with `all_reduce(buffer, done)`. The future it gives com
 `done` is called when the all-reduce has ended: `done(None)` means now, `done(stream)` when the stream gets there.
 """
 
+import functools
 import queue
 import threading
 import time
@@ -87,7 +88,10 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
+@functools.cache
+def _watch(device: torch.device) -> torch.cuda.Stream:
+    """A stream that only waits for collectives. One for all cases of a process: streams take turns on the few queues
+    into a device, and what waits at the head of a queue holds up whatever shares it; in each case the same."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -114,7 +118,7 @@ class NcclCollective:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
-        self._watch = _stream(device)
+        self._watch = _watch(device)
 
     def all_reduce(self, buffer: torch.Tensor, done: Done) -> Future:
         work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
@@ -156,7 +160,7 @@ class GlooCudaCollective:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
-        self._watch = _stream(device)
+        self._watch = _watch(device)
 
     def all_reduce(self, buffer: torch.Tensor, done: Done) -> Future:
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
@@ -165,7 +169,8 @@ class GlooCudaCollective:
         def landed(reduced: Future) -> None:
             try:
                 reduced.value()  # raises what went wrong
-                with torch.cuda.stream(self._watch):
+                # The device first: going back from a stream of it to this thread's own device would open that one too.
+                with torch.cuda.device(self._device), torch.cuda.stream(self._watch):
                     work.synchronize()
                     done(self._watch)
                     future.set_result(buffer)

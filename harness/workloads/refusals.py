@@ -85,7 +85,7 @@ def uncompilable(case: Case, device: torch.device) -> str | None:
 
 
 def compiled_graphs() -> int:
-    """How many graphs torch.compile has made since it was last reset."""
+    """How many graphs torch.compile has made in this process; what resets it leaves this count as it is."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 

@@ -24,6 +24,11 @@ def test_marks_are_counted_from_the_beginning_and_forgotten_with_it() -> None:
 def test_a_mark_on_a_stream_is_when_that_stream_gets_there() -> None:
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
     timeline = CudaTimeline(main)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1)  # loads the kernel, which takes the host some ms
+    timeline.begin()
+    timeline.mark("side", side)
+    timeline.mark("main")
     for _ in range(2):
         torch.cuda.synchronize()
         timeline.begin()
