@@ -14,7 +14,7 @@ from harness.budgets import Budget, Budgets
 from harness.contrast import Contrast
 from harness.errors import UsageError
 from harness.evidence import History, Pair
-from harness.families import FAMILIES
+from harness.families import grouped
 from harness.legs import legs
 from harness.record import CaseResult
 from harness.registry import METRICS
@@ -355,8 +355,7 @@ def _judge(cases: Sequence[CaseComparison], pairs: Sequence[Pair], found: Iterab
             timed = (verdict for name, verdict in verdicts.items() if name != "model_ratio")
             case.verdict = "slower" if "slower" in timed else verdicts[HEADLINE]
             if case.verdict == "slower":
-                family = FAMILIES.get(case.key.partition("[")[0])
-                case.legs = list(legs(case.effects, "collective" if family and family.grouped else "copy"))
+                case.legs = list(legs(case.effects, "collective" if grouped(case.family) else "copy"))
             elif case.verdict == "inconclusive":
                 seen = case.effects[HEADLINE].visible
                 case.reason = (

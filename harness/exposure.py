@@ -1,9 +1,9 @@
 """What a record shows of collectives beside compute, in sentences: what stays bare, and what an option changes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.families import FAMILIES
+from harness.families import FAMILIES, grouped
 from harness.labels import axis_words, clean, number, percent, ratio, short_names
 from harness.record import CaseResult, Metric, Record
 from harness.views import metric, value
@@ -59,11 +59,7 @@ class Effect:
 
 def _collective(record: Record) -> list[CaseResult]:
     return [
-        case
-        for case in record.cases
-        if case.family in FAMILIES
-        and FAMILIES[case.family].grouped
-        and value(case, "overlapped_ms") is not None
+        case for case in record.cases if grouped(case.family) and value(case, "overlapped_ms") is not None
     ]
 
 
@@ -213,9 +209,7 @@ def same_buckets(record: Record) -> list[list[CaseResult]]:
 
 def doubts(record: Record) -> Iterable[tuple[str, bool]]:
     """What a reader should know before believing these numbers."""
-    names: Mapping[str, str] = {
-        case.key: short_names(_collective(record))[case.key] for case in _collective(record)
-    }
+    names = short_names(_collective(record))
     for case in open_cases(record):
         rest = number(value(case, "unexplained_ms"))
         yield (

@@ -38,3 +38,8 @@ DDP = Family(
 )
 
 FAMILIES = {family.name: family for family in (H2D, DDP)}
+
+
+def grouped(family: str) -> bool:
+    """Whether cases of that family are measured by ranks together; False for one of another program."""
+    return family in FAMILIES and FAMILIES[family].grouped

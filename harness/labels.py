@@ -14,13 +14,6 @@ NONE = "-"
 
 # Axes that seldom leave their usual value: named only where they do.
 RARE = ("ratio", "issue", "first", "option", "connections", "profile")
-USUAL = {
-    "ratio": "ratio=1",
-    "issue": "alternate",
-    "first": "first=1MiB",
-    "option": "option=plain",
-    "connections": "connections=8",
-}
 # As usual, these go without saying.
 UNSAID = ("first", "option", "connections")
 
@@ -104,6 +97,15 @@ def axis_words(family: str, axis: str, value: Value) -> str:
     if axis == "gate":
         return {"on": "gated", "off": "ungated"}.get(text, text)
     return text if axis in ("memory", "stream", "size", "issue") else f"{clean(axis)}={text}"
+
+
+# How an axis stands at its usual value: at its default, and the ratio that profiles are balanced for.
+USUAL = {"ratio": "ratio=1"} | {
+    axis.name: axis_words(family.name, axis.name, axis.default)
+    for family in FAMILIES.values()
+    for axis in family.axes
+    if axis.default is not None
+}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from harness import buckets, theory
 from harness import record as records
 from harness.doubts import NAMES, doubts
 from harness.evidence import launch_error
-from harness.families import FAMILIES
+from harness.families import grouped
 from harness.record import CaseResult, Launch, Record, Round
 from harness.registry import HEADLINE, Metric, metrics_of
 from harness.statistics import Array, Bootstrap
@@ -38,8 +38,8 @@ _CURVE_KEYS = (
 
 def launch_values(case: CaseResult, name: str) -> list[float]:
     """The value of a metric in every launch that has samples; empty where they lack an arm it needs."""
-    metric, launches = metrics_of(case.family).get(name), _columns(case)
-    if metric is None or not _covers(launches, metric.arms):
+    metric, launches = _covered(case, name)
+    if metric is None:
         return []
     return [
         float(value) for value in Bootstrap(launches).values(_of(metric, case), metric.arms, metric.quantile)
@@ -70,19 +70,16 @@ def launch_estimates(case: CaseResult, names: Iterable[str]) -> dict[str, list[t
 
 def samples(case: CaseResult, name: str) -> list[float]:
     """What a store of samples gets: every round for the time of one arm, else one value per launch."""
-    metric, launches = metrics_of(case.family).get(name), _columns(case)
-    if metric is None or not metric.per_round or not _covers(launches, metric.arms):
+    metric, launches = _covered(case, name)
+    if metric is None or not metric.per_round:
         return launch_values(case, name)
     return [float(sample) for columns in launches for sample in columns[metric.arms[0]]]
 
 
 def measured(case: CaseResult, name: str) -> records.Metric | None:
     """One metric with its interval over all launches of `case`, as `derive` has it; None where they lack an arm."""
-    metric, launches = metrics_of(case.family).get(name), _columns(case)
-    if metric is None or not _covers(launches, metric.arms):
-        return None
-    found = Bootstrap(launches).interval(_of(metric, case), metric.arms, metric.quantile)
-    return records.Metric(value=found.value, unit=metric.unit, low=found.low, high=found.high)
+    metric, launches = _covered(case, name)
+    return None if metric is None else _measure(metric, case, Bootstrap(launches))
 
 
 def derive(case: CaseResult) -> CaseResult:
@@ -99,13 +96,11 @@ def derive(case: CaseResult) -> CaseResult:
     if not launches:
         return msgspec.structs.replace(case, metrics={}, checks=checks)
     bootstrap = Bootstrap(launches)
-    found = {}
-    for metric in metrics_of(case.family).values():
-        if _covers(launches, metric.arms):
-            interval = bootstrap.interval(_of(metric, case), metric.arms, metric.quantile)
-            found[metric.name] = records.Metric(
-                value=interval.value, unit=metric.unit, low=interval.low, high=interval.high
-            )
+    found = {
+        metric.name: _measure(metric, case, bootstrap)
+        for metric in metrics_of(case.family).values()
+        if _covers(launches, metric.arms)
+    }
     checks |= doubts(launches, [seen[0].order for _, rounds in _measured(case) for seen in rounds])
     bound = _launch_bound(case, found)
     if bound is not None:
@@ -116,6 +111,18 @@ def derive(case: CaseResult) -> CaseResult:
         model=case.model | _model(case, launches, bootstrap),
         checks=checks,
     )
+
+
+def _covered(case: CaseResult, name: str) -> tuple[Metric | None, list[dict[str, Array]]]:
+    """The metric of that name and the columns of every launch; None where the family has no such metric, or they lack
+    an arm of it."""
+    metric, launches = metrics_of(case.family).get(name), _columns(case)
+    return (metric if metric is not None and _covers(launches, metric.arms) else None), launches
+
+
+def _measure(metric: Metric, case: CaseResult, bootstrap: Bootstrap) -> records.Metric:
+    found = bootstrap.interval(_of(metric, case), metric.arms, metric.quantile)
+    return records.Metric(value=found.value, unit=metric.unit, low=found.low, high=found.high)
 
 
 def _of(metric: Metric, case: CaseResult) -> Callable[[Mapping[str, Array]], Array]:
@@ -135,13 +142,9 @@ def _repeats(case: CaseResult) -> int:
 
 def _pieces(case: CaseResult) -> int:
     """Pieces of a sample: chunks of all its batches, or buckets."""
-    if _grouped(case):
+    if grouped(case.family):
         return next((len(found) for launch in case.launches if (found := _list(launch, "buckets"))), 1)
     return _chunks(case) * _repeats(case)
-
-
-def _grouped(case: CaseResult) -> bool:
-    return case.family in FAMILIES and FAMILIES[case.family].grouped
 
 
 def _list(launch: Launch, name: str) -> list[float]:
@@ -200,7 +203,7 @@ def _collective(
     case: CaseResult, launch: Launch, rounds: list[list[Round]], found: Mapping[str, Array]
 ) -> dict[str, Array]:
     """The columns of a launch of a grouped family that differ from those of one process, or come beside them."""
-    if not _grouped(case):
+    if not grouped(case.family):
         return {}
     columns: dict[str, Array] = {}
     for arm in ("transfer", "transfer_1"):
@@ -239,7 +242,7 @@ def _model(case: CaseResult, launches: list[dict[str, Array]], bootstrap: Bootst
             ("transfer", "compute"),
             lambda t: theory.piece_model(t["transfer"], t["compute"], pieces),
         )
-        if not _grouped(case)
+        if not grouped(case.family)
         else (("model",), lambda t: t["model"]),
         "bound_ms": (("transfer_1", "compute_1"), lambda t: theory.bound(t["transfer_1"], t["compute_1"])),
         "realised_ratio": (("transfer_1", "compute_1"), lambda t: t["transfer_1"] / t["compute_1"]),

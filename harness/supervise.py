@@ -16,7 +16,7 @@ from harness.case import Case
 from harness.child import Child
 from harness.devices import Device
 from harness.profiles import Profile
-from harness.protocol import Begin, CeilingsDone, Closing, ControlDone, Done, Event, Job, Ready
+from harness.protocol import Begin, CeilingsDone, Closing, ControlDone, Done, Event, Job, Ready, Status
 from harness.record import CaseResult, Control, Record
 
 # Workers started for one launch before what is left of it is given up.
@@ -148,16 +148,14 @@ class _Run:
 
     def _launch(self, launch: int, waiting: list[Case]) -> None:
         """One launch: the cases that the same processes can measure together, kind by kind."""
-        first = True
+        here = []
         for case in waiting:
             if reason := no_ranks(case, self._plan.device):
-                done = Done(key=case.key, status="skipped", reason=reason, launch=None)
-                self._merge(done, launch)
-                self._keep()
-                self._watch(done, launch)
-        for alike in kinds([case for case in waiting if not no_ranks(case, self._plan.device)]):
-            self._measure(launch, alike, ceilings=first)
-            first = False
+                self._tell(case, launch, "skipped", reason)
+            else:
+                here.append(case)
+        for place, alike in enumerate(kinds(here)):
+            self._measure(launch, alike, ceilings=place == 0)
 
     def _measure(self, launch: int, waiting: list[Case], *, ceilings: bool) -> None:
         """One set of processes, or further ones for the cases left when one ends before its work is done."""
@@ -261,10 +259,14 @@ class _Run:
 
     def _blame(self, cases: list[Case], launch: int, reason: str) -> None:
         for case in cases:
-            done = Done(key=case.key, status="error", reason=reason, launch=None)
-            self._merge(done, launch)
-            self._keep()
-            self._watch(done, launch)
+            self._tell(case, launch, "error", reason)
+
+    def _tell(self, case: Case, launch: int, status: Status, reason: str) -> None:
+        """That a case was not measured, as if a worker had said so."""
+        done = Done(key=case.key, status=status, reason=reason, launch=None)
+        self._merge(done, launch)
+        self._keep()
+        self._watch(done, launch)
 
     def _merge(self, done: Done, launch: int) -> None:
         """Add one launch's outcome to the case; the worst status of its launches is the case's."""

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness import exposure, findings
 from harness.case import Case
-from harness.families import FAMILIES
+from harness.families import grouped
 from harness.labels import clean, count, number, ratio, short_names, with_spread
 from harness.record import CaseResult, Record
 from harness.views import MEMORIES, STREAMS, Grid, metric, overlap_grid, remarks, value
@@ -127,7 +127,6 @@ def _family_table(cases: Sequence[CaseResult], title: str, effects: Sequence[exp
     names = short_names(cases)
     widths = [max(map(len, column)) for column in zip(*names.fields.values(), strict=False)]
     notes = _footnotes(cases)
-    grouped = any(case.family in FAMILIES and FAMILIES[case.family].grouped for case in cases)
     hidden = (
         (
             Column("exposed\nfraction", _ratios(cases, "exposed_fraction"), spare=1, last=True),
@@ -136,7 +135,7 @@ def _family_table(cases: Sequence[CaseResult], title: str, effects: Sequence[exp
             _numbers("waiting\nms", cases, "waiting_ms", spare=5),
             Column("over\nnative", _ratios(cases, "over_native"), spare=6),
         )
-        if grouped
+        if grouped(cases[0].family)
         else (Column("hidden\nfraction", _ratios(cases, "hidden_fraction"), spare=1, last=True),)
     )
     columns = (

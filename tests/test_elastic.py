@@ -176,9 +176,11 @@ def test_a_port_in_use_is_refused_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_torchrun_nothing_is_started_or_said():
-    with elastic.leading(None):
-        pass
+def test_without_torchrun_nothing_is_started_or_said(monkeypatch, capfd):
+    monkeypatch.setattr(elastic, "Process", lambda *_, **__: pytest.fail("started a process"))
+    with elastic.leading(None) as led:
+        assert led is None
+    assert tuple(capfd.readouterr()) == ("", "")
 
 
 # What is said on the board, in one process.

@@ -125,7 +125,8 @@ def changed(place: tuple, value: object) -> bytes:
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(places(WHOLE)), ANY | EXTREMES | st.just([[]]) | st.just({"": {}}))
 def test_a_wrong_value_anywhere_is_shown_or_refused_in_one_line(folder, place, value):
-    give(changed(place, value))
+    shown = give(changed(place, value))[:3]
+    assert set(shown) in ({0}, {2}), "what one command reads, the others do"
 
 
 TO_SVG = figures.to_svg

@@ -1,5 +1,6 @@
 """The ddp workload on real processes: right in every arm, caught when it is wrong, and its times add up."""
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -161,32 +162,28 @@ class Processes:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    processes = Processes(2, "cpu", tmp_path_factory.mktemp("pair"))
-    yield processes
-    processes.close()
+    with contextlib.closing(Processes(2, "cpu", tmp_path_factory.mktemp("pair"))) as processes:
+        yield processes
 
 
 @pytest.fixture(scope="module")
 def gpu_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Two ranks on one GPU."""
-    processes = Processes(2, "cuda", tmp_path_factory.mktemp("gpu-pair"))
-    yield processes
-    processes.close()
+    with contextlib.closing(Processes(2, "cuda", tmp_path_factory.mktemp("gpu-pair"))) as processes:
+        yield processes
 
 
 @pytest.fixture(scope="module")
 def gpu_each(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Two ranks with a GPU each."""
-    processes = Processes(2, "cuda", tmp_path_factory.mktemp("gpu-each"), gpus=2)
-    yield processes
-    processes.close()
+    with contextlib.closing(Processes(2, "cuda", tmp_path_factory.mktemp("gpu-each"), gpus=2)) as processes:
+        yield processes
 
 
 @pytest.fixture(scope="module")
 def gpu_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    processes = Processes(1, "cuda", tmp_path_factory.mktemp("gpu-alone"))
-    yield processes
-    processes.close()
+    with contextlib.closing(Processes(1, "cuda", tmp_path_factory.mktemp("gpu-alone"))) as processes:
+        yield processes
 
 
 def profile_of(kind: str, sizes: DDPSizes) -> Profile:
