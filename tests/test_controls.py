@@ -93,7 +93,8 @@ def measured(backend: Any, profile: Profile, only: str, attempts: int = 3) -> Co
 
 
 def test_all_pass_on_a_sound_backend_and_come_in_order(cpu: Backend, small: Profile) -> None:
-    found = list(run_controls(cpu, small, 3))
+    # More attempts than a run has: what else these cores do, for a second, is nothing that a backend is broken by.
+    found = list(run_controls(cpu, small, 3, attempts=12))
     assert [control.name for control in found] == NAMES
     assert [control.name for control in found if not control.passed] == []
     assert {control.launch for control in found} == {3}
