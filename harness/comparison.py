@@ -13,7 +13,7 @@ from harness import comparable, contrast, sides
 from harness.budgets import Budget, Budgets
 from harness.contrast import Contrast
 from harness.errors import UsageError
-from harness.evidence import History, Pair
+from harness.evidence import DISTURBED, History, Pair, steady
 from harness.families import grouped
 from harness.legs import legs
 from harness.record import CaseResult
@@ -264,8 +264,20 @@ def _case(base: Side, head: Side, key: str, budgets: Budgets) -> tuple[CaseCompa
             )
             case.reason = "; ".join([few, *dict.fromkeys(_lost(found))])
         else:
+            case.reason = _aside(times)
             return case, list(_pairs(key, times["base"], times["head"], budget))
     return case, []
+
+
+def _aside(times: Mapping[str, Times]) -> str:
+    """Which launches the headline is judged without."""
+    left = {name: steady(found.errors[HEADLINE] / found.values[HEADLINE]) for name, found in times.items()}
+    return "; ".join(
+        f"{name}: {np.sum(~kept)} of {len(kept)} launches left out, whose rounds scatter over {DISTURBED:g} times "
+        "those of the others"
+        for name, kept in left.items()
+        if not kept.all()
+    )
 
 
 def _timed(side: Side, key: str) -> bool:
@@ -295,13 +307,15 @@ def _pairs(key: str, base: Times, head: Times, budget: Budget) -> Iterable[Pair]
         if name in base.values and name in head.values:
             old, new = base.values[name], head.values[name]
             if min(len(old), len(new)) >= MIN_LAUNCHES:
+                base_errors, head_errors = base.errors[name] / old, head.errors[name] / new
+                some, others = steady(base_errors), steady(head_errors)
                 yield Pair(
                     case=key,
                     quantity=name,
-                    base=old.tolist(),
-                    head=new.tolist(),
-                    base_errors=(base.errors[name] / old).tolist(),
-                    head_errors=(head.errors[name] / new).tolist(),
+                    base=old[some].tolist(),
+                    head=new[others].tolist(),
+                    base_errors=base_errors[some].tolist(),
+                    head_errors=head_errors[others].tolist(),
                     budget=budget.host if name == "host_ms" else budget.time,
                 )
 
@@ -358,6 +372,7 @@ def _judge(cases: Sequence[CaseComparison], pairs: Sequence[Pair], found: Iterab
                 case.legs = list(legs(case.effects, "collective" if grouped(case.family) else "copy"))
             elif case.verdict == "inconclusive":
                 seen = case.effects[HEADLINE].visible
-                case.reason = (
+                told = (
                     f"only a loss of {seen:.1%} or more would have been seen, the budget is {case.budget:.1%}"
                 )
+                case.reason = "; ".join(filter(None, [told, case.reason]))
