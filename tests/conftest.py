@@ -22,6 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     import torch
 
+    # A run is invalid beside another process on its GPU, which this one is as soon as a test has used it.
+    items.sort(key=lambda item: not any(mark.kwargs.get("alone") for mark in item.iter_markers("gpu")))
     here = torch.cuda.device_count()
     for item, count in marked:
         if here < count:

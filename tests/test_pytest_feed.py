@@ -370,7 +370,7 @@ def test_a_second_run_is_compared_and_one_with_twice_the_work_fails(run: Pytest)
     assert "Field 'min' has failed" in slow.stderr, slow.stdout + slow.stderr
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)
 @pytest.mark.timeout(300)
 def test_on_a_gpu_its_median_is_that_of_overlap_run(run: Pytest) -> None:
     key = "h2d[memory=pinned,stream=side,chunks=8,size=256MiB,ratio=1,gate=on]"

@@ -2,6 +2,7 @@
 
 A collective is started with `all_reduce(buffer, done)`. The future it gives completes when the buffer may be read, and
 `done` is called when the all-reduce has ended: `done(None)` means now, `done(stream)` when the stream gets there.
+With last=False more are to come, and futures may stay open until the last one is started.
 """
 
 import functools
@@ -108,27 +109,36 @@ class Collective(Protocol):
     @property
     def carries(self) -> bool: ...
 
-    def all_reduce(self, buffer: torch.Tensor, done: Done) -> Future: ...
+    def all_reduce(self, buffer: torch.Tensor, done: Done, *, last: bool = True) -> Future: ...
 
 
 class NcclCollective:
-    """Of CUDA tensors by NCCL; the host never waits."""
+    """Of CUDA tensors by NCCL; the host never waits.
+
+    What waits for a collective is issued behind the last one only. A wait holds up whatever shares its queue into the
+    device (with CUDA_DEVICE_MAX_CONNECTIONS=1 everything), and before it the rest of the backward is to come.
+    """
 
     averages, carries, in_order = True, True, True
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
         self._watch = _watch(device)
+        self._open: list[tuple[torch.Tensor, Done, Future]] = []
 
-    def all_reduce(self, buffer: torch.Tensor, done: Done) -> Future:
+    def all_reduce(self, buffer: torch.Tensor, done: Done, *, last: bool = True) -> Future:
         work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
         future: Future = torch.futures.Future(devices=[self._device])
-        # A stream that does nothing else: what it waits for has ended when it goes on, and who waits for the future
-        # waits for what stands on it now.
-        with torch.cuda.stream(self._watch):
-            work.wait()
-            done(self._watch)
-            future.set_result(buffer)
+        self._open.append((buffer, done, future))
+        if last:
+            # A stream that does nothing else: what it waits for has ended when it goes on, and who waits for the
+            # future waits for what stands on it now. They run in order, so all have ended with this one.
+            with torch.cuda.stream(self._watch):
+                work.wait()
+                for ended, mark, waited in self._open:
+                    mark(self._watch)
+                    waited.set_result(ended)
+            self._open.clear()
         return future
 
 
@@ -140,7 +150,7 @@ class GlooCollective:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
-    def all_reduce(self, buffer: torch.Tensor, done: Done) -> Future:
+    def all_reduce(self, buffer: torch.Tensor, done: Done, *, last: bool = True) -> Future:
         def landed(future: Future) -> torch.Tensor:
             done(None)
             return future.value()[0]  # type: ignore[no-any-return]
@@ -162,7 +172,7 @@ class GlooCudaCollective:
         self._group, self._device = group, device
         self._watch = _watch(device)
 
-    def all_reduce(self, buffer: torch.Tensor, done: Done) -> Future:
+    def all_reduce(self, buffer: torch.Tensor, done: Done, *, last: bool = True) -> Future:
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
         future: Future = torch.futures.Future(devices=[self._device])
 
@@ -201,7 +211,7 @@ class Scripted:
         """Of a buffer of so many bytes on an idle link."""
         return self._alpha + self._beta * size
 
-    def all_reduce(self, buffer: torch.Tensor, done: Done) -> Future:
+    def all_reduce(self, buffer: torch.Tensor, done: Done, *, last: bool = True) -> Future:
         future: Future = torch.futures.Future()
         self._work.put((time.perf_counter(), buffer, done, future))
         return future

@@ -1,7 +1,7 @@
 """Whether tensors hold what they should, by random signs: block by block, on the device, for one read of each.
 
 A block e of errors projects to a number whose size is about |e|, whatever its elements are; so a block that is wrong by
-a third of its length is seen nine times in ten, and a few such blocks always. That is Freivalds' method (see h2d.py)
+half of its length is seen three times in four, and a few such blocks always. That is Freivalds' method (see h2d.py)
 for vectors.
 """
 
@@ -17,9 +17,9 @@ BLOCK = 4096
 AT_A_TIME = 4096
 
 # Largest distance accepted, in lengths of the block. What is rounded to bfloat16 on its way differs by a few
-# hundredths where a compiler fuses the rounding away; a gradient that is not the mean of all ranks' by a half or more
-# (models.make_batches).
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+# hundredths where a compiler fuses the rounding away (on an H200 by over 0.1 in 1 of 131,105 blocks); a gradient that
+# is not the mean of all ranks' by a half or more (models.make_batches).
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 
 # A block is at least so long, in the usual length of its tensor's: where nearly all cancels, rounding does not.
 FLOOR = 0.1

@@ -83,12 +83,14 @@ class BucketHook:
             )
         future: torch.futures.Future[torch.Tensor] = completed(buffer)
         if self.reduce:
-            started = self.start(buffer, at)
+            started = self.start(buffer, at, last=bucket.is_last())
             future = future if self._leave_out == "wait" else started
         return future
 
-    def start(self, buffer: torch.Tensor, at: int) -> Future:
-        future = self._collective.all_reduce(buffer, functools.partial(self._timeline.mark, ("done", at)))
+    def start(self, buffer: torch.Tensor, at: int, *, last: bool = True) -> Future:
+        """last: nothing of this step is issued behind it."""
+        ended = functools.partial(self._timeline.mark, ("done", at))
+        future = self._collective.all_reduce(buffer, ended, last=last)
         self.started.append(future)
         return future
 

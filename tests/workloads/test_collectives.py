@@ -78,7 +78,7 @@ def test_an_idle_scripted_link_starts_when_it_is_asked(link: Scripted) -> None:
 class Broken:
     averages, carries = False, True
 
-    def all_reduce(self, buffer: torch.Tensor, done: Any) -> Any:
+    def all_reduce(self, buffer: torch.Tensor, done: Any, *, last: bool = True) -> Any:
         raise RuntimeError("the peer is gone")
 
 

@@ -294,7 +294,7 @@ class Faulty:
         self.averages, self.carries = real.averages, real.carries
         self._calls = 0
 
-    def all_reduce(self, buffer: torch.Tensor, done: Any) -> Future:
+    def all_reduce(self, buffer: torch.Tensor, done: Any, *, last: bool = True) -> Future:
         self._calls += 1
         if self._what == "nothing is reduced" or (self._what == "one bucket is not" and self._calls == 1):
             done(None)
@@ -304,7 +304,7 @@ class Faulty:
         if self._what == "the end of one is not" and self._calls == 1:
             self._real.all_reduce(buffer[: buffer.numel() * 3 // 4], done).wait()
             return completed(buffer)
-        return self._real.all_reduce(buffer, done)
+        return self._real.all_reduce(buffer, done, last=last)
 
 
 def fault(what: str, hook: Any, ready: Any, workload: DDPWorkload) -> Any:
