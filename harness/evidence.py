@@ -106,7 +106,7 @@ def launch_error(rounds: ArrayLike) -> Array:
     return (high - low) / 2 / at(np.full_like(reach, last / 2))
 
 
-def steady(errors: Sequence[float]) -> NDArray[np.bool_]:
+def steady(errors: ArrayLike) -> NDArray[np.bool_]:
     """(launches,) which launches of a side to compare, by the errors of their rounds: all but the disturbed.
 
     Less than half are ever left out, and of fewer than three none. The choice sees no time, so it favours no side.
