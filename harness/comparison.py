@@ -375,4 +375,4 @@ def _judge(cases: Sequence[CaseComparison], pairs: Sequence[Pair], found: Iterab
                 told = (
                     f"only a loss of {seen:.1%} or more would have been seen, the budget is {case.budget:.1%}"
                 )
-                case.reason = "; ".join(filter(None, [lost, case.reason]))
+                case.reason = "; ".join(filter(None, [few, case.reason]))
