@@ -372,7 +372,7 @@ def _judge(cases: Sequence[CaseComparison], pairs: Sequence[Pair], found: Iterab
                 case.legs = list(legs(case.effects, "collective" if grouped(case.family) else "copy"))
             elif case.verdict == "inconclusive":
                 seen = case.effects[HEADLINE].visible
-                told = (
+                few = (
                     f"only a loss of {seen:.1%} or more would have been seen, the budget is {case.budget:.1%}"
                 )
                 case.reason = "; ".join(filter(None, [few, case.reason]))
