@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -76,8 +76,8 @@ class SideFacts(msgspec.Struct, kw_only=True):
 
 class Comparison(msgspec.Struct, kw_only=True):
     """design: `interleaved` or `nights`. breaks: hard keys that differ, so that nothing is compared. crossed: those
-    that `--across` allowed. warnings: one line each. stages: 2 where what trips is measured again. fresh: base and
-    head of the second stage, where anything tripped."""
+    that `--across` allowed. warnings: one line each. stages: 2 where what trips or is not seen is measured
+    again. fresh: base and head of that second stage, where there was one."""
 
     base: SideFacts
     head: SideFacts
@@ -99,6 +99,7 @@ def compare(
     histories: Mapping[tuple[str, str], History] | None = None,
     confirm: bool = False,
     fresh: tuple[Side, Side] | None = None,
+    pooled: Iterable[str] = (),
 ) -> Comparison:
     """Everything that can be said of head against base.
 
@@ -106,9 +107,10 @@ def compare(
         across: names of hard keys, such as `driver`, that may differ; UsageError for one that is none.
         histories: by (case, quantity), for sides that were not measured in turns; without one such a case stays
             inconclusive.
-        confirm: in two stages. Without `fresh` this is the first: `tripped` names the cases to measure again, and
-            what tripped is inconclusive.
-        fresh: those cases of both sides measured again, in turns.
+        confirm: in two stages. Without `fresh` this is the first: `tripped` and `unseen` name the cases to measure
+            again, and what tripped is inconclusive.
+        fresh: those cases of both sides measured again, in turns. What tripped must be slower in these alone.
+        pooled: keys of cases that were not seen, to be judged by all their launches together.
     """
     shared = [made for made in base.records if made.cases and made in head.records]
     if shared:
@@ -140,13 +142,26 @@ def compare(
         judged = contrast.compare(pairs, design="interleaved" if interleaved else "nights")
     else:
         judged = contrast.confirm(pairs, _fresh_pairs(pairs, *fresh, budgets) if fresh else [])
-    _judge(made.cases, pairs, judged)
+    told = list(zip(pairs, judged, strict=True))
+    if fresh and pooled:
+        told = _pooled(made.cases, told, (base, head), fresh, budgets, set(pooled))
+    _judge(made.cases, told)
     return made
 
 
 def tripped(made: Comparison) -> list[str]:
-    """Keys of the cases to measure again in a second stage."""
+    """Keys of the cases that a second stage must confirm."""
     return [case.key for case in made.cases if any(effect.tripped for effect in case.effects.values())]
+
+
+def unseen(made: Comparison) -> list[str]:
+    """Keys of the cases with a budget that neither tripped nor could be seen to keep it: more launches may tell."""
+    return [
+        case.key
+        for case in made.cases
+        if case.gated and case.verdict == "inconclusive" and HEADLINE in case.effects
+        and not any(effect.tripped for effect in case.effects.values())
+    ]  # fmt: skip
 
 
 def _facts(side: Side) -> SideFacts:
@@ -345,10 +360,35 @@ def _fresh_pairs(pairs: Sequence[Pair], base: Side, head: Side, budgets: Budgets
     return found
 
 
-def _judge(cases: Sequence[CaseComparison], pairs: Sequence[Pair], found: Iterable[Contrast]) -> None:
+def _pooled(
+    cases: list[CaseComparison],
+    told: Sequence[tuple[Pair, Contrast]],
+    first: tuple[Side, Side],
+    fresh: tuple[Side, Side],
+    budgets: Budgets,
+    keys: Collection[str],
+) -> list[tuple[Pair, Contrast]]:
+    """What is told, with these cases judged anew by the launches of both stages; `cases` get what those hold.
+
+    They have another chance of LEVEL to be called by mistake: of 100 comparisons of unchanged code 1 at most says
+    "slower" somewhere, with the confirmed ones.
+    """
+    base, head = (
+        Side(side.name, (*side.records, *more.records)) for side, more in zip(first, fresh, strict=True)
+    )
+    kept = [(pair, one) for pair, one in told if pair.case not in keys]
+    pairs = [pair for pair, _ in kept]
+    for at, case in enumerate(cases):
+        if case.key in keys:
+            cases[at], found = _case(base, head, case.key, budgets)
+            pairs += found
+    return kept + list(zip(pairs, contrast.compare(pairs), strict=True))[len(kept) :]
+
+
+def _judge(cases: Sequence[CaseComparison], found: Iterable[tuple[Pair, Contrast]]) -> None:
     """Fill in effects and verdicts, in place."""
     by_key = {case.key: case for case in cases}
-    for pair, told in zip(pairs, found, strict=True):
+    for pair, told in found:
         by_key[pair.case].effects[pair.quantity] = Effect(
             quantity=pair.quantity,
             unit=METRICS[pair.quantity].unit,

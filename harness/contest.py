@@ -62,7 +62,7 @@ def lines(made: Comparison) -> list[str]:
         if made.design == "interleaved"
         else "at different times: nights differ by more than launches"
     )
-    stages = "; what tripped was measured again" if made.fresh else ""
+    stages = "; what tripped or was not seen was measured again" if made.fresh else ""
     counted = Counter(case.verdict for case in made.cases)
     listed = ", ".join(f"{counted[verdict]} {verdict}" for verdict in ORDER if counted[verdict])
     return [

@@ -62,11 +62,21 @@ def run(asked: Asked, watch: Watch = lambda text: None) -> Comparison:
         else:
             base, head = _measured(asked, pair, (), watch)
         made = judge(base, head, known, asked.results, across=asked.across, confirm=asked.confirm)
-        again = comparison.tripped(made) if asked.confirm else []
-        if again:
-            watch(f"{len(again)} of {len(made.cases)} cases tripped and are measured again")
-            fresh = _measured(asked, pair, tuple(again), watch)
-            made = judge(base, head, known, asked.results, across=asked.across, confirm=True, fresh=fresh)
+        tripped, unseen = (comparison.tripped(made), comparison.unseen(made)) if asked.confirm else ([], [])
+        if tripped or unseen:
+            words = [f"{len(tripped)} tripped"] * bool(tripped) + [f"{len(unseen)} not seen"] * bool(unseen)
+            watch(f"of {len(made.cases)} cases {' and '.join(words)}: measured again")
+            fresh = _measured(asked, pair, (*tripped, *unseen), watch)
+            made = judge(
+                base,
+                head,
+                known,
+                asked.results,
+                across=asked.across,
+                confirm=True,
+                fresh=fresh,
+                pooled=unseen,
+            )
     return made
 
 
@@ -79,11 +89,12 @@ def judge(
     across: Iterable[str] = (),
     confirm: bool = False,
     fresh: tuple[Side, Side] | None = None,
+    pooled: Iterable[str] = (),
 ) -> Comparison:
     """As comparison.compare, with what the store under `results` knows of nights, for sides not measured in turns."""
     histories = {} if sides.interleaved(base, head) else noise.histories(results, base, head)
     return comparison.compare(
-        base, head, known, across=across, histories=histories, confirm=confirm, fresh=fresh
+        base, head, known, across=across, histories=histories, confirm=confirm, fresh=fresh, pooled=pooled
     )
 
 

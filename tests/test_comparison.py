@@ -317,3 +317,60 @@ def test_a_second_stage_decides_what_tripped() -> None:
     calm = Side("head", tuple(one([slow], at, 8) for at in (21, 22, 25)))
     third = compare(base, head, budgets.load(), confirm=True, fresh=(fresh[0], calm))
     assert verdicts(third)[slow.key] != "slower", "it did not trip again"
+
+
+WAVERING = (1.0, 1.05, 0.96, 0.97, 1.04, 1.0)
+
+
+def wavering(
+    turns: tuple[int, ...], scales: tuple[float, ...], case: Case, cases: Iterable[Case]
+) -> tuple[Record, ...]:
+    """Launches of which that of `case` is as many times as long."""
+    return tuple(
+        one(cases, at, 7, lambda asked, scale=scale: {"scale": scale} if asked == case else {})  # type: ignore[misc]
+        for at, scale in zip(turns, scales, strict=True)
+    )
+
+
+def test_a_second_stage_judges_what_was_not_seen_by_all_launches_together() -> None:
+    case = CASES[3]
+    base = Side("base", wavering((0, 3, 4), WAVERING[:3], case, CASES))
+    head = Side("head", wavering((1, 2, 5), WAVERING[3:], case, CASES))
+    first = compare(base, head, budgets.load(), confirm=True)
+    assert comparison.unseen(first) == [case.key]
+    assert gate.exit_code(first) == 3
+    calm = 1.0, 1.001, 0.999
+    fresh = tuple(
+        Side(name, wavering(turns, calm, case, [case]))
+        for name, turns in (("base", (20, 23, 24)), ("head", (21, 22, 25)))
+    )
+    made = compare(base, head, budgets.load(), confirm=True, fresh=fresh, pooled=[case.key])  # type: ignore[arg-type]
+    assert set(verdicts(made).values()) == {"same"}
+    assert gate.exit_code(made) == 0
+    (again,) = (found for found in made.cases if found.key == case.key)
+    assert again.launches == (6, 6)
+    assert {found.launches for found in made.cases if found.key != case.key} == {(3, 3)}
+
+
+def test_a_loss_that_was_not_seen_is_called_by_all_launches_together() -> None:
+    case = CASES[3]
+    base = Side("base", wavering((0, 3, 4), WAVERING[:3], case, CASES))
+    head = Side("head", wavering((1, 2, 5), WAVERING[3:], case, CASES))
+    calm = 1.0, 1.001, 0.999
+    fresh = (
+        Side("base", wavering((20, 23, 24), calm, case, [case])),
+        Side("head", wavering((21, 22, 25), tuple(1.3 * scale for scale in calm), case, [case])),
+    )
+    assert comparison.unseen(compare(base, head, budgets.load(), confirm=True)) == [case.key]
+    made = compare(base, head, budgets.load(), confirm=True, fresh=fresh, pooled=[case.key])
+    assert verdicts(made)[case.key] != "same"
+    assert gate.exit_code(made) != 0
+
+
+def test_what_has_no_budget_is_not_measured_again_for_not_being_seen() -> None:
+    noisy = {name: side(name, noise=0.1) for name in ("base", "head")}
+    made = compare(noisy["base"], noisy["head"], budgets.load(), confirm=True)
+    assert comparison.unseen(made) != []
+    for case in made.cases:
+        case.gated = False
+    assert comparison.unseen(made) == []

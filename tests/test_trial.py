@@ -18,10 +18,11 @@ HERE, THERE = Tree(Path("/new"), "", "head"), Tree(Path("/old"), "c" * 40, "base
 
 
 class Machine:
-    """Writes the records that measuring would; `slow` are the cases that head loses, by stage."""
+    """Writes the records that measuring would; `slow` are the cases that head loses, by stage. wavering: a case whose
+    launches of the first stage differ by some percent."""
 
-    def __init__(self, folder: Path, *slow: tuple[str, ...]) -> None:
-        self.folder, self.slow = folder, slow
+    def __init__(self, folder: Path, *slow: tuple[str, ...], wavering: str = "") -> None:
+        self.folder, self.slow, self.wavering = folder, slow, wavering
         self.asked: list[duel.Terms] = []
 
     def measure(self, base: Tree, head: Tree, terms: duel.Terms, watch) -> tuple[list[Path], list[Path]]:
@@ -33,7 +34,9 @@ class Machine:
         for turn, name in enumerate(duel.turns(terms.launches)):
             at = 40 * (len(self.asked) - 1) + turn
 
-            def change(case, name=name):
+            def change(case, name=name, turn=turn):
+                if case.key == self.wavering and len(self.asked) == 1:
+                    return {"scale": (1.0, 0.97, 1.04, 1.05, 0.96, 1.0)[turn]}
                 return {"hidden": 0.3} if name == "head" and case.key in slow else {}
 
             kept = one(cases, at % 60, 11 + at, change)
@@ -51,8 +54,8 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    def make(*slow: tuple[str, ...]) -> Machine:
-        made = Machine(tmp_path, *slow)
+    def make(*slow: tuple[str, ...], wavering: str = "") -> Machine:
+        made = Machine(tmp_path, *slow, wavering=wavering)
         monkeypatch.setattr(duel, "measure", made.measure)
         return made
 
@@ -99,7 +102,19 @@ def test_what_trips_is_measured_again_and_must_trip_again(machine) -> None:
     assert len(bench.asked) == 2
     assert {CASES[2].key, CASES[4].key} <= set(bench.wanted)
     assert len(bench.wanted) < len(CASES), "only what tripped"
-    assert any("tripped and are measured again" in line for line in said)
+    assert any("tripped: measured again" in line for line in said)
+
+
+def test_what_was_not_seen_is_measured_again_too(machine) -> None:
+    bench = machine((), (), wavering=CASES[2].key)
+    said: list[str] = []
+    made = trial.run(Asked(against="main", confirm=True), said.append)
+    assert said == ["of 7 cases 1 not seen: measured again"]
+    assert bench.wanted == [CASES[2].key]
+    assert {case.verdict for case in made.cases} == {"same"}
+    machine((), wavering=CASES[2].key)
+    once = trial.run(Asked(against="main"))
+    assert verdict(once, CASES[2].key) == "inconclusive"
 
 
 def test_where_nothing_trips_nothing_is_measured_again(machine) -> None:

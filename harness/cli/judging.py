@@ -156,7 +156,9 @@ def compare(
     help="Fresh processes of each side.",
 )
 @click.option(
-    "--confirm", is_flag=True, help="Measure what trips again, in as many fresh launches: it must trip again."
+    "--confirm",
+    is_flag=True,
+    help="Measure again, in as many fresh launches, what trips: it must trip again; and what is inconclusive.",
 )
 @click.option(
     "--commit", metavar="SHA[+dirty]", help="The commit of this tree, where there is no git history to ask."
