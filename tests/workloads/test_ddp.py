@@ -361,6 +361,39 @@ def test_wrong_work_fails_its_check_on_every_rank(pair: Run, what: str, arms: se
             assert "blocks" in found[arm]
 
 
+def lasts_of(ranks: Any, backend: Backend, option: str) -> dict[str, list[bool]]:
+    """What the hook says of each bucket: whether it is the last, in `overlapped` and in `transfer`."""
+    workload = workload_of(ranks, backend, {"option": option, "first": BLOCK + NORM})
+    workload.warm_up()
+    real, found = workload._hook._collective, {}
+    for arm in ("overlapped", "transfer"):
+        told: list[bool] = []
+
+        class Noting:
+            averages, carries = real.averages, real.carries
+
+            def all_reduce(
+                self, buffer: Any, done: Any, *, last: bool = True, told: list[bool] = told
+            ) -> Future:
+                told.append(last)
+                return real.all_reduce(buffer, done, last=last)
+
+        workload._hook._collective = Noting()  # type: ignore[assignment]
+        assert workload.sample(arm).failed is None
+        found[arm] = told
+    workload._hook._collective = real
+    workload.close()
+    return found
+
+
+@pytest.mark.parametrize("option", ["plain", "static-graph", "bucket-view"])
+def test_what_waits_for_a_bucket_may_wait_until_the_last(pair: Run, option: str) -> None:
+    """A wait in front of what is left of the backward would hold it up; a replay has nothing to hold up."""
+    for found in pair(lasts_of, option=option):
+        assert found["overlapped"] == [False, False, True]
+        assert set(found["transfer"]) == {True}
+
+
 def waits_of(ranks: Any, backend: Backend, option: str, leave_out: str) -> int:
     """In how many of 10 samples a wait that was left out was found; the link takes 20 ms before it carries anything."""
     from harness.workloads.collectives import GlooCollective
@@ -733,6 +766,30 @@ def test_on_a_gpu_the_host_runs_ahead_of_nccl(gpu_alone: Run) -> None:
     assert rank["failed"] == []
     share = statistics.median(seen["host.overlapped"] / seen["overlapped"] for seen in rank["rounds"])
     assert share < 0.7
+
+
+def open_of(ranks: Any, backend: Backend) -> list[Any]:
+    """Futures of two collectives, done or not, before and after the last one is started; what they reduced to."""
+    from harness.workloads.collectives import NcclCollective
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    collective, marks = NcclCollective(ranks.process_group("nccl"), device), []
+    buffers = [torch.full((1024,), float(at), device=device) for at in range(2)]
+    first = collective.all_reduce(buffers[0], lambda stream: marks.append((0, stream)), last=False)
+    before = first.done(), len(marks)
+    second = collective.all_reduce(buffers[1], lambda stream: marks.append((1, stream)))
+    after = first.done(), second.done(), [at for at, _ in marks]
+    for future in (first, second):
+        future.wait()
+    return [before, after, [float(buffer.mean()) for buffer in buffers]]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_nothing_waits_for_nccl_before_the_last_bucket(gpu_alone: Run) -> None:
+    ((before, after, values),) = gpu_alone(open_of)
+    assert before == (False, 0)
+    assert after == (True, True, [0, 1])
+    assert values == [0.0, 1.0]
 
 
 def memory_of(ranks: Any, backend: Backend, axes: dict[str, Any]) -> tuple[int, int]:
