@@ -21,7 +21,10 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     store, points, steps, history               a case over the commits of a store
     budgets, sides, comparison, gate            base against head, case by case, and whether that is fine
     noise, trees, duel, trial                   how nights differ; base and head measured in turns by their own code
-    labels, views, exposure, findings           a record in words
+    labels, views, exposure                     a record in words
+    together                                    the same of ranks that copy from one host at once
+    feeding, feeding_words                      the same of loaders: input-bound or not, workers, storage, waste
+    findings                                    all of it in sentences
     terms, threshold, best_bucket               tokens per GPU where overlap stops and why; the best bucket cap
     threshold_words                             the same in words
     claims, myths, experiments                  what people believe of copies, put to the test; a child does it

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from harness.source import Checkout
 
 # What `import *` gives a suite: asv takes every class that it finds in one for benchmarks.
-__all__ = ["DDP", "H2D"]
+__all__ = ["DDP", "FEED", "H2D"]
 
 # A fixed word, not asv's hash of this suite's source: only a change of method cuts the history.
 VERSION = f"method-{METHOD_VERSION}"
@@ -345,5 +345,22 @@ class DDP:
 
     def setup_cache(self) -> Cache:
         return measure("ddp")
+
+    setup_cache.timeout = SETUP_TIMEOUT  # type: ignore[attr-defined]
+
+
+@tracked
+class FEED:
+    """Batches made by DataLoader workers beside the steps that use them: `transfer_ms` is the loader alone."""
+
+    param_names = ("case",)
+    version = VERSION
+
+    @property
+    def params(self) -> list[list[str]]:
+        return [cases("feed")]
+
+    def setup_cache(self) -> Cache:
+        return measure("feed")
 
     setup_cache.timeout = SETUP_TIMEOUT  # type: ignore[attr-defined]

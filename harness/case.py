@@ -153,13 +153,15 @@ class Text:
 class Family:
     """One kind of workload and its axes in the order the key writes them.
 
-    grouped: its cases are measured by `ranks` processes together, and their transfer is a collective.
+    grouped: its cases are measured by `ranks` processes together, and their transfer is a collective. waits: its arms
+    may leave the device without work, each for another time, so that clocks and link differ between them by nature.
     """
 
     name: str
     axes: tuple[Axis, ...]
     summary: str
     grouped: bool = False
+    waits: bool = False
 
     def axis(self, name: str) -> Axis:
         for axis in self.axes:
@@ -253,7 +255,8 @@ class Case:
     @property
     def ranks(self) -> int | None:
         """The processes that measure it together; None for a case of one process alone."""
-        return self.number("ranks") if self.family.grouped else None
+        ranks = self.params.get("ranks")
+        return None if ranks is None or (ranks == 1 and not self.family.grouped) else int(ranks)
 
     def replace(self, **params: Value) -> "Case":
         return Case.of(self.family, **{**self.params, **params})

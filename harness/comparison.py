@@ -14,8 +14,7 @@ from harness.budgets import Budget, Budgets
 from harness.contrast import Contrast
 from harness.errors import UsageError
 from harness.evidence import DISTURBED, History, Pair, steady
-from harness.families import grouped
-from harness.legs import legs
+from harness.legs import legs, transfer_leg
 from harness.record import CaseResult
 from harness.registry import METRICS
 from harness.sides import Side, Times
@@ -409,7 +408,7 @@ def _judge(cases: Sequence[CaseComparison], found: Iterable[tuple[Pair, Contrast
             timed = (verdict for name, verdict in verdicts.items() if name != "model_ratio")
             case.verdict = "slower" if "slower" in timed else verdicts[HEADLINE]
             if case.verdict == "slower":
-                case.legs = list(legs(case.effects, "collective" if grouped(case.family) else "copy"))
+                case.legs = list(legs(case.effects, transfer_leg(case.family)))
             elif case.verdict == "inconclusive":
                 seen = case.effects[HEADLINE].visible
                 few = (

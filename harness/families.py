@@ -15,6 +15,7 @@ H2D = Family(
         Number(name="ratio", low=0.125, high=8.0),
         Choice(name="gate", values=("on", "off")),
         Choice(name="issue", values=("alternate", "copies-first"), default="alternate"),
+        Integer(name="ranks", low=1, high=4096, default=1),
         Text(name="profile"),
     ),
 )
@@ -37,7 +38,24 @@ DDP = Family(
     grouped=True,
 )
 
-FAMILIES = {family.name: family for family in (H2D, DDP)}
+FEED = Family(
+    name="feed",
+    summary="batches read, decoded and collated by DataLoader workers beside the steps that use them",
+    axes=(
+        Choice(name="data", values=("jpeg", "text")),
+        Choice(name="source", values=("memory", "files", "shards", "store")),
+        Integer(name="workers", low=0, high=1024),
+        Choice(name="memory", values=("pinned", "pageable")),
+        Integer(name="prefetch", low=1, high=64, default=2),
+        Choice(name="persistent", values=("on", "off"), default="on"),
+        Choice(name="start", values=("fork", "spawn", "forkserver"), default="fork"),
+        Choice(name="batching", values=("padding", "bucketing", "packing"), default="padding"),
+        Text(name="profile"),
+    ),
+    waits=True,
+)
+
+FAMILIES = {family.name: family for family in (H2D, DDP, FEED)}
 
 
 def grouped(family: str) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from harness import exposure, validity
+from harness import exposure, feeding_words, together, validity
 from harness.labels import clean, count, number, percent, ratio, reason, short_names
 from harness.record import STATUSES, CaseResult, Ceiling, Control, Metric, Record
 from harness.views import MEMORIES, Curve, Grid, chunk_curves, metric, overlap_grid, value
@@ -59,11 +59,12 @@ def identity(record: Record) -> str:
 
 
 def verdicts(record: Record) -> list[Finding]:
-    """What the 2x2 table says, and the collectives; empty where none of their cases was measured."""
+    """What the 2x2 table, the collectives and the loaders say; empty where none of their cases was measured."""
     grid, found = overlap_grid(record), []
     if grid is not None and any(grid.measured(*place) for place in grid.cells):
         found = [*_side_stream(grid), *_same_stream(grid)]
-    return found + [Finding(text, doubt) for text, doubt in exposure.verdicts(record)]
+    told = [*together.verdicts(record), *exposure.verdicts(record), *feeding_words.verdicts(record)]
+    return found + [Finding(text, doubt) for text, doubt in told]
 
 
 def _side_stream(grid: Grid) -> list[Finding]:
@@ -303,7 +304,8 @@ def doubts(record: Record) -> list[Finding]:
         Finding(f"{count(times, 'attempt')} discarded and measured again: {why}")
         for why, times in tried.items()
     ]
-    found += [Finding(text, doubt) for text, doubt in exposure.doubts(record)]
+    told = [*exposure.doubts(record), *feeding_words.doubts(record)]
+    found += [Finding(text, doubt) for text, doubt in told]
     capped = Counter(label for case in record.cases for label in _labels(case))
     found += [Finding(f"{label}: seen in {count(times, 'case')}") for label, times in capped.items()]
     if record.run.dirty:
@@ -333,7 +335,8 @@ def _labels(case: CaseResult) -> set[str]:
 
 
 def summary(record: Record) -> list[Finding]:
-    """Two to nine findings: identity, verdict, chunks, controls, samples, counts."""
+    """Two findings or more: identity, verdicts, chunks, controls, samples, counts. No more than SUMMARY_LINES by
+    advice on chunks; each family has its verdicts."""
     nothing = nothing_measured(record)
     found = [Finding(identity(record)), *([nothing] if nothing else verdicts(record))]
     advice = [
@@ -344,4 +347,4 @@ def summary(record: Record) -> list[Finding]:
     alone = ceilings(record)
     ends = [controls(record), *([alone] if alone else []), samples(record)] if record.cases else []
     last = [*ends, counts(record)]
-    return [*found, *advice[: SUMMARY_LINES - len(found) - len(last)], *last]
+    return [*found, *advice[: max(0, SUMMARY_LINES - len(found) - len(last))], *last]

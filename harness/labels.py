@@ -13,9 +13,14 @@ from harness.record import CaseResult, Metric
 NONE = "-"
 
 # Axes that seldom leave their usual value: named only where they do.
-RARE = ("ratio", "issue", "first", "option", "connections", "profile")
+RARE = (
+    "ratio", "issue", "first", "option", "connections", "source", "prefetch", "persistent", "start", "batching",
+    "ranks", "profile",
+)  # fmt: skip
 # As usual, these go without saying.
-UNSAID = ("first", "option", "connections")
+UNSAID = ("first", "option", "connections", "source", "prefetch", "persistent", "start", "batching", "ranks")
+# Of these the value alone says what it is.
+BARE = ("memory", "stream", "size", "issue", "data", "start", "batching")
 
 
 def clean(text: object) -> str:
@@ -96,11 +101,11 @@ def axis_words(family: str, axis: str, value: Value) -> str:
         return f"n={text}"
     if axis == "gate":
         return {"on": "gated", "off": "ungated"}.get(text, text)
-    return text if axis in ("memory", "stream", "size", "issue") else f"{clean(axis)}={text}"
+    return text if axis in BARE else f"{clean(axis)}={text}"
 
 
-# How an axis stands at its usual value: at its default, and the ratio that profiles are balanced for.
-USUAL = {"ratio": "ratio=1"} | {
+# How an axis stands at its usual value: at its default, the ratio that profiles are balanced for, bytes that are there.
+USUAL = {"ratio": "ratio=1", "source": "source=memory"} | {
     axis.name: axis_words(family.name, axis.name, axis.default)
     for family in FAMILIES.values()
     for axis in family.axes

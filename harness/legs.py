@@ -1,11 +1,14 @@
-"""Which leg moved in a slower case: the copy or the collective, the compute, the host, or only how they overlap."""
+"""Which leg moved in a slower case: the copy, collective or loader, the compute, the host, or only how they overlap."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-Leg = Literal["copy", "collective", "compute", "host", "overlap"]
+Leg = Literal["copy", "collective", "loader", "compute", "host", "overlap"]
+
+# What the `transfer` arm of a family is, where it is no copy.
+_TRANSFER: dict[str, Leg] = {"ddp": "collective", "feed": "loader"}
 
 # Enqueueing that takes this share of a copy's time is held up by the copy.
 HELD = 0.5
@@ -24,14 +27,19 @@ class Told(Protocol):
     def head(self) -> float: ...
 
 
+def transfer_leg(family: str) -> Leg:
+    """What a case of that family moves its bytes by."""
+    return _TRANSFER.get(family, "copy")
+
+
 def legs(found: Mapping[str, Told], transfer: Leg = "copy") -> tuple[Leg, ...]:
     """The legs that the slower quantities of a case point to, by their names in METRICS; empty where they do not tell.
 
-    transfer: what a case of this family moves its bytes by, `copy` or `collective`; it, or compute: that leg is slower
-    alone. host: `host_ms`, enqueueing the legs alone, is slower, and not because it
-    waits for a copy, as it does for one from pageable memory. overlap: the overlapped time is slower by more than its
-    legs explain. What they explain is the piece model (theory.py), so that `model_ratio`, overlapped over the model of
-    the same launch, decides; where it is inconclusive or missing, overlap is named if no solo leg can have moved.
+    transfer: what a case of this family moves its bytes by (`transfer_leg`); it, or compute: that leg is slower
+    alone. host: `host_ms`, enqueueing the legs alone, is slower, and not because it waits for a copy, as it does for
+    one from pageable memory. overlap: the overlapped time is slower by more than its legs explain. What they explain
+    is the piece model (theory.py), so that `model_ratio`, overlapped over the model of the same launch, decides;
+    where it is inconclusive or missing, overlap is named if no solo leg can have moved.
     """
     slower = {name for name, told in found.items() if told.verdict == "slower"}
     named: list[Leg] = []

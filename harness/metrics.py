@@ -181,10 +181,13 @@ def _columns(case: CaseResult) -> list[dict[str, Array]]:
     """What a metric may ask for of each such launch, (rounds,) ms of one batch.
 
     The arms and the `host.` times: the slowest rank of each round, since a step waits for it. A collective's own cost
-    is the fastest rank's: the others waited for a peer, for `waiting` (measurement.md, rule 11). The spans, by their
-    names: of the rank that was slowest in the arm they begin with. `model`: what the launch's own times predict.
+    is the fastest rank's: the others waited for a peer, for `waiting` (measurement.md, rule 11). The spans named
+    `arm.span`: as they are, of the rank that was slowest in that arm. `model`: what the launch's own times predict.
     """
-    return [found | _collective(case, launch, rounds, found) for launch, rounds, found in _by_launch(case)]
+    return [
+        found | _spans(rounds) | _collective(case, launch, rounds, found)
+        for launch, rounds, found in _by_launch(case)
+    ]
 
 
 def _by_launch(case: CaseResult) -> Iterator[tuple[Launch, list[list[Round]], dict[str, Array]]]:
@@ -197,6 +200,16 @@ def _by_launch(case: CaseResult) -> Iterator[tuple[Launch, list[list[Round]], di
                 if arm in columns:
                     columns.setdefault(f"{arm}_1", columns[arm])
         yield launch, rounds, {name: column / launch.repeats for name, column in columns.items()}
+
+
+def _spans(rounds: list[list[Round]]) -> dict[str, Array]:
+    columns: dict[str, Array] = {}
+    for name in rounds[0][0].spans:
+        arm, named, _ = name.partition(".")
+        slowest = [max(seen, key=lambda rank: rank.arms.get(arm, 0.0)) for seen in rounds]
+        if named and all(name in rank.spans for rank in slowest):
+            columns[name] = np.array([rank.spans[name] for rank in slowest])
+    return columns
 
 
 def _collective(
@@ -212,11 +225,6 @@ def _collective(
             columns[arm] = by_rank.min(axis=1)
             if arm == "transfer":
                 columns["waiting"] = by_rank.max(axis=1) - by_rank.min(axis=1)
-    for name in rounds[0][0].spans:
-        arm = name.partition(".")[0]
-        slowest = [max(seen, key=lambda rank: rank.arms.get(arm, 0.0)) for seen in rounds]
-        if all(name in rank.spans for rank in slowest):
-            columns[name] = np.array([rank.spans[name] for rank in slowest])
     ready, alone = _list(launch, "ready_ms"), _list(launch, "alone_ms")
     if ready and len(ready) == len(alone) and "compute" in found:
         end = buckets.schedule(ready, alone, float(np.median(found["compute"]))).end
@@ -237,6 +245,7 @@ def _slowest(rounds: list[list[dict[str, float]]]) -> dict[str, Array]:
 
 def _model(case: CaseResult, launches: list[dict[str, Array]], bootstrap: Bootstrap) -> dict[str, Any]:
     pieces = _pieces(case)
+    piecewise = "model_ratio" in metrics_of(case.family)
     wanted: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Array]], Array]]] = {
         "piece_ms": (
             ("transfer", "compute"),
@@ -250,9 +259,9 @@ def _model(case: CaseResult, launches: list[dict[str, Array]], bootstrap: Bootst
     found = {
         name: float(np.median(bootstrap.values(of, arms)))
         for name, (arms, of) in wanted.items()
-        if _covers(launches, arms)
+        if _covers(launches, arms) and (piecewise or name != "piece_ms")
     }
-    return {"pieces": pieces, **found}
+    return ({"pieces": pieces} if piecewise else {}) | found
 
 
 def _launch_bound(case: CaseResult, found: Mapping[str, records.Metric]) -> bool | None:

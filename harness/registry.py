@@ -3,6 +3,7 @@
 A sink shows what harness/metrics.py took from the samples by these; it computes nothing.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,15 +14,16 @@ from harness.statistics import Array
 HEADLINE = "overlapped_ms"
 
 DDP_ONLY = ("ddp",)
+FEED_ONLY = ("feed",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """One number of a case; a time is of one batch.
 
-    arms: the columns of a launch it is made from (metrics.py). of: that number from their medians (their `quantile`)
-    and the pieces in a sample, elementwise. asv: positive and lower is better; asv knows no other direction.
-    families: those that have it; empty for all of them.
+    arms: the columns of a launch it is made from (metrics.py). of: that number from their medians (their `quantile`;
+    None: their means) and the pieces in a sample, elementwise. asv: positive and lower is better; asv knows no other
+    direction. families: those that have it; empty for all of them.
     """
 
     name: str
@@ -30,7 +32,7 @@ class Metric:
     description: str
     arms: tuple[str, ...]
     of: Callable[[Mapping[str, Array], int], Array]
-    quantile: float = 0.5
+    quantile: float | None = 0.5
     asv: bool = False
     families: tuple[str, ...] = ()
 
@@ -41,7 +43,7 @@ class Metric:
 
 
 def _arm(
-    name: str, arm: str, label: str, description: str, *, quantile: float = 0.5, asv: bool = False
+    name: str, arm: str, label: str, description: str, *, quantile: float | None = 0.5, asv: bool = False
 ) -> Metric:
     return Metric(
         name=name, unit="ms", label=label, description=description, arms=(arm,), of=lambda t, n: t[arm],
@@ -53,12 +55,17 @@ def _span(name: str, column: str, label: str, description: str) -> Metric:
     return replace(_arm(name, column, label, description), families=DDP_ONLY)
 
 
+def _mean(name: str, column: str, label: str, description: str) -> Metric:
+    """Of feed, whose stalls come in bursts: a median would show the batches between them."""
+    return replace(_arm(name, column, label, description, quantile=None), families=FEED_ONLY)
+
+
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         _arm("overlapped_ms", "overlapped", "overlapped", "transfer and compute, free to overlap", asv=True),
         _arm("overlapped_p10_ms", "overlapped", "overlapped p10", "a fast overlapped sample", quantile=0.1),
-        _arm("transfer_ms", "transfer", "transfer", "the copies, or collectives, alone, in pieces", asv=True),
+        _arm("transfer_ms", "transfer", "transfer", "the copies, collectives or loader alone, in pieces", asv=True),
         _arm("compute_ms", "compute", "compute", "the compute alone, in pieces", asv=True),
         _arm("serial_ms", "serial", "serial", "the same work, forced in sequence"),
         _arm("transfer_unsplit_ms", "transfer_1", "transfer unsplit", "the transfer alone, in one piece (T1)"),
@@ -145,22 +152,63 @@ METRICS: dict[str, Metric] = {
             description="overlapped / DistributedDataParallel without a hook: 1 where measuring costs nothing",
             arms=("native", "overlapped"), of=lambda t, n: t["overlapped"] / t["native"], families=DDP_ONLY,
         ),
+        _mean("mean_ms", "overlapped", "mean", "real step, mean over all rounds: next(), copy to the device, compute"),
+        _mean("loader_mean_ms", "transfer", "loader mean", "a batch of the loader alone, mean over all rounds"),
+        _mean("cached_mean_ms", "compute", "cached mean", "step on a batch on the device, mean over all rounds"),
+        Metric(
+            name="over_cached", unit="ratio", label="over cached",
+            description="mean real step / mean cached step: 1 where the loader costs nothing",
+            arms=("compute", "overlapped"), of=lambda t, n: t["overlapped"] / t["compute"], quantile=None,
+            families=FEED_ONLY,
+        ),
+        Metric(
+            name="headroom", unit="fraction", label="headroom",
+            description="mean cached step / mean batch of the loader alone - 1: negative, the loader is too slow",
+            arms=("transfer", "compute"), of=lambda t, n: t["compute"] / t["transfer"] - 1, quantile=None,
+            families=FEED_ONLY,
+        ),
+        _mean("gap_ms", "overlapped.gap", "gap", "time the device is idle before a real step"),
+        Metric(
+            name="stall_share", unit="fraction", label="stalled",
+            description="gap / real step, of means: the share of the time in which the device waits for input",
+            arms=("overlapped.gap", "overlapped"), of=lambda t, n: t["overlapped.gap"] / t["overlapped"],
+            quantile=None, families=FEED_ONLY,
+        ),
+        _mean(
+            "next_ms", "overlapped.next", "in next()",
+            "time the host is blocked in next(), of a batch; no loss where the device has work queued meanwhile",
+        ),
+        replace(
+            _arm(
+                "next_max_ms", "overlapped.next_max", "longest next()", "the longest single wait in next()",
+                quantile=1.0,
+            ),
+            families=FEED_ONLY,
+        ),
     )
 }  # fmt: skip
 
 
-# What another family models otherwise. `model`: the schedule of unequal buckets (buckets.py).
-_OTHERWISE = {
+# What a family has otherwise, or for None not at all. `model`: the schedule of unequal buckets (buckets.py). A loader
+# and a step are no pieces of one pipeline: their model is the bound. What its host does is the loader's own time.
+_OTHERWISE: dict[tuple[str, str], Metric | None] = {
     ("ddp", "model_ratio"): replace(
         METRICS["model_ratio"], arms=("model", "overlapped"), of=lambda t, n: t["overlapped"] / t["model"]
-    )
-}
+    ),
+    **dict.fromkeys(
+        itertools.product(
+            FEED_ONLY, ("serial_ms", "overlapped_over_serial", "transfer_unsplit_ms", "compute_unsplit_ms",
+                        "model_ratio", "host_ms"),
+        )
+    ),
+}  # fmt: skip
 
 
 def metrics_of(family: str) -> dict[str, Metric]:
     """The metrics that a family has, by name."""
-    return {
-        name: _OTHERWISE.get((family, name), metric)
+    found = (
+        _OTHERWISE.get((family, name), metric)
         for name, metric in METRICS.items()
         if not metric.families or family in metric.families
-    }
+    )
+    return {metric.name: metric for metric in found if metric is not None}

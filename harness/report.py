@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from harness import __version__, best_bucket, exposure_figure, figures, findings, threshold, threshold_words
+from harness import (
+    __version__,
+    best_bucket,
+    exposure_figure,
+    feeding,
+    feeding_words,
+    figures,
+    findings,
+    threshold,
+    threshold_words,
+)
 from harness.files import write_whole
 from harness.labels import clean, number, ratio, short_names, with_interval, with_spread
 from harness.record import CaseResult, Record
@@ -49,6 +59,7 @@ def render(record: Record) -> str:
         bars=_image(figures.overlap_bars(record)),
         curves=[_curve(curve) for curve in chunk_curves(record)],
         collectives=_collectives(record),
+        loaders=_loaders(record),
         controls=findings.controls(record),
         split=_image(figures.time_split(record)),
         common=short_names(record.cases).common,
@@ -76,6 +87,31 @@ def _collectives(record: Record) -> dict[str, Any] | None:
         return None
     blocks = ["\n".join(lines) for lines in threshold_words.blocks(found, best, TEXT_WIDTH)]
     return {"figure": _image(exposure_figure.draw(record)), "text": "\n\n".join(blocks)}
+
+
+def _loaders(record: Record) -> dict[str, Any] | None:
+    """What the table and its notes say in a terminal; None where no loader was measured."""
+    found = feeding.feeds(record)
+    if not found:
+        return None
+    names = short_names([feed.case for feed in found])
+    rows = [
+        {
+            "name": names[feed.case.key],
+            "verdict": feed.verdict,
+            "loader": number(feed.loader_ms),
+            "cached": number(feed.cached_ms),
+            "real": with_spread(metric(feed.case, "mean_ms")),
+            "over": with_interval(feed.over),
+            "idle": number(feed.gap_ms),
+            "next": number(feed.next_ms),
+            "longest": number(feed.next_max_ms),
+            "headroom": ratio(feed.headroom),
+        }
+        for feed in found
+    ]
+    verdicts = [text for text, _ in feeding_words.verdicts(record)]
+    return {"rows": rows, "notes": [*verdicts, *feeding_words.notes(record)], "common": names.common}
 
 
 def _command(record: Record) -> str:

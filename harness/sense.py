@@ -25,12 +25,17 @@ MAX_DIGITS = 100
 # Of a run; each takes a quarter of a minute or more.
 MAX_LAUNCHES = 10_000
 
-# The only times that may be negative: they are differences.
-
 # No sample of any device holds more: what a launch says of its work, by name, from the least to the most.
-FACTS = {"bytes": (0, 1 << 50), "flops": (0, 1e21), "parameters": (1, 1 << 50)}
+FACTS = {
+    "bytes": (0, 1 << 50), "flops": (0, 1e21), "parameters": (1, 1 << 50),
+    **dict.fromkeys(("batch_bytes", "stored_bytes", "worker_bytes", "tokens", "padded"), (0, 1 << 50)),
+    **dict.fromkeys(("read_ms", "decode_ms", "first_batch_ms", "second_epoch_ms"), (0, MAX_MS)),
+    "samples": (1, 1 << 50),
+}  # fmt: skip
 # The same of each entry of a list.
 LISTS = {"buckets": (1, 1 << 50), "ready_ms": (0, MAX_MS), "alone_ms": (0, MAX_MS)}
+# What is named one by one: a few short words, such as the types in a batch that stayed unpinned.
+WORDS, MOST_WORDS, LONGEST_WORD = ("unpinned",), 100, 200
 
 # Times of work, of which none is 0.
 WORK = (
@@ -40,11 +45,15 @@ WORK = (
     "serial_ms",
     "transfer_unsplit_ms",
     "compute_unsplit_ms",
+    "mean_ms",
+    "loader_mean_ms",
+    "cached_mean_ms",
 )
 
 # No share or ratio of two times is larger.
 MAX_RATIO = 1e12
 
+# The only times that may be negative: they are differences.
 DIFFERENCES = ("exposed_ms", "dilation_ms", "unexplained_ms")
 
 
@@ -134,6 +143,17 @@ def _fact_faults(checks: dict[str, Any]) -> Iterator[tuple[str, str]]:
         told = checks.get(name, [])
         if not isinstance(told, list) or not all(_within(each, low, high) for each in told):
             yield name, f"got {_short(told)}, want a list of numbers from {low:g} to {high:g}"
+    for name in WORDS:
+        told = checks.get(name, [])
+        if not isinstance(told, list) or len(told) > MOST_WORDS or not all(map(_is_word, told)):
+            yield (
+                name,
+                f"got {_short(told)}, want a list of up to {MOST_WORDS} words of up to {LONGEST_WORD} letters",
+            )
+
+
+def _is_word(found: object) -> bool:
+    return isinstance(found, str) and len(found) <= LONGEST_WORD
 
 
 def _within(found: object, low: float, high: float) -> bool:

@@ -58,8 +58,9 @@ class Bootstrap:
     """Resampled rounds of one case, jointly over its arms; every statistic of it shares the same resamples.
 
     launches: for each launch the samples of its arms, equally long within a launch. A statistic is a function
-    of arm medians (or another quantile) that works elementwise on arrays. Its value is the median over
-    launches of its value per launch. Its interval resamples the launches, then blocks of rounds inside each.
+    of arm medians (or another quantile, or for None the means) that works elementwise on arrays. Its value is
+    the median over launches of its value per launch. Its interval resamples the launches, then blocks of
+    rounds inside each.
 
     The plain percentile interval of so few blocks is too narrow: for 80 rounds of AR(1) noise with rho 0.7 it
     covers the truth in 85 of 100 series, not 95. So the percentiles are moved outwards as far as a t quantile
@@ -80,16 +81,16 @@ class Bootstrap:
         self._rounds = [_common_length(launch) for launch in self._launches]
         self._blocks = sum(n / block_length(n) for n in self._rounds)
         self._seed = seed
-        self._memo: dict[tuple[str, float], Array] = {}
+        self._memo: dict[tuple[str, float | None], Array] = {}
 
-    def values(self, of: Statistic, arms: Sequence[str], quantile: float = 0.5) -> Array:
+    def values(self, of: Statistic, arms: Sequence[str], quantile: float | None = 0.5) -> Array:
         """(launches,) the statistic in every launch."""
         found = {
             arm: np.array([_quantile(launch[arm], quantile) for launch in self._launches]) for arm in arms
         }
         return np.asarray(of(found), dtype=np.float64)
 
-    def interval(self, of: Statistic, arms: Sequence[str], quantile: float = 0.5) -> Interval:
+    def interval(self, of: Statistic, arms: Sequence[str], quantile: float | None = 0.5) -> Interval:
         """The statistic of those arms with its interval."""
         value = float(np.median(self.values(of, arms, quantile)))
         if sum(self._rounds) == 1:
@@ -101,8 +102,8 @@ class Bootstrap:
         high = value + stretch * max(0.0, high - value)
         return Interval(value, low, high)
 
-    def _resampled(self, arm: str, quantile: float) -> Array:
-        """(RESAMPLES, launches) quantiles of resampled rounds of resampled launches."""
+    def _resampled(self, arm: str, quantile: float | None) -> Array:
+        """(RESAMPLES, launches) quantiles, or means, of resampled rounds of resampled launches."""
         if (arm, quantile) not in self._memo:
             inside = np.stack(
                 [
@@ -156,7 +157,9 @@ def _tail(blocks: float) -> float:
     return math.erfc(reach / math.sqrt(2)) / 2
 
 
-def _quantile(samples: Array, quantile: float) -> Any:
+def _quantile(samples: Array, quantile: float | None) -> Any:
+    if quantile is None:
+        return np.mean(samples, axis=-1)
     # np.median partitions, and is twice as fast as the general quantile.
     if quantile == 0.5:
         return np.median(samples, axis=-1)

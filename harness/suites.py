@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from harness.case import Case, Family, Value, unique
 from harness.errors import UsageError
-from harness.families import DDP, FAMILIES, GIB, H2D, MIB
+from harness.families import DDP, FAMILIES, FEED, GIB, H2D, MIB
 from harness.profiles import Profile
 
 TIERS = ("quick", "nightly")
@@ -21,6 +21,8 @@ CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 # Caps of DDP's buckets; 25 MiB is PyTorch's own.
 CAPS = (MIB, 25 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB)
 CPU_CAPS = (MIB, 2 * MIB, 8 * MIB)
+# Processes that make batches; 0 is the one that computes.
+WORKERS = (0, 1, 2, 4, 8, 12, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +56,10 @@ def table(profile: Profile, *, size: int, chunks: int) -> list[Case]:
 
 
 def _h2d(profile: Profile, tier: str, ranks: int) -> list[Case]:
-    return _h2d_cpu(profile, tier) if profile.on_cpu else _h2d_cuda(profile, tier)
+    return _h2d_cpu(profile, tier, ranks) if profile.on_cpu else _h2d_cuda(profile, tier, ranks)
 
 
-def _h2d_cuda(profile: Profile, tier: str) -> list[Case]:
+def _h2d_cuda(profile: Profile, tier: str, ranks: int) -> list[Case]:
     pinned = {"memory": "pinned", "stream": "side"}
     cases = table(profile, size=256 * MIB, chunks=8)
     # At 512 MiB the cost of a chunk is small beside its copy, so that the best case comes close to the bound.
@@ -86,10 +88,13 @@ def _h2d_cuda(profile: Profile, tier: str) -> list[Case]:
     )
     for axes in pageable:
         cases += grid(H2D, profile, memory="pageable", **axes, ratio=1.0, gate="off")
+    # All GPUs of the host at once, each beside the same case of one above.
+    for gate in ("on", "off"):
+        cases += grid(H2D, profile, **pinned, chunks=8, size=256 * MIB, ratio=1.0, gate=gate, ranks=ranks)
     return unique(cases)
 
 
-def _h2d_cpu(profile: Profile, tier: str) -> list[Case]:
+def _h2d_cpu(profile: Profile, tier: str, ranks: int) -> list[Case]:
     pageable = {"memory": "pageable", "stream": "side"}
     cases = table(profile, size=128 * MIB, chunks=8)
     cases += grid(H2D, profile, **pageable, chunks=(1, 2, 4, 8), size=128 * MIB, ratio=1.0, gate="on")
@@ -101,6 +106,7 @@ def _h2d_cpu(profile: Profile, tier: str) -> list[Case]:
     cases += grid(
         H2D, profile, **pageable, chunks=8, size=128 * MIB, ratio=1.0, gate="off", issue="copies-first"
     )
+    cases += grid(H2D, profile, **pageable, chunks=8, size=128 * MIB, ratio=1.0, gate="on", ranks=ranks)
     return unique(cases)
 
 
@@ -131,11 +137,44 @@ def _ddp(profile: Profile, tier: str, ranks: int) -> list[Case]:
     return unique(found)
 
 
+def _feed(profile: Profile, tier: str, ranks: int) -> list[Case]:
+    usual: dict[str, Value] = {
+        "data": "jpeg", "source": "memory", "memory": "pageable" if profile.on_cpu else "pinned",
+    }  # fmt: skip
+
+    def cases(**axes: Value | Sequence[Value]) -> list[Case]:
+        return grid(FEED, profile, **usual | axes)
+
+    if profile.on_cpu:
+        # Each case takes seconds of its own for its workers' start; more of them than cores only take turns.
+        found = cases(workers=(0, 2)) + cases(data="text", workers=2)
+        if tier == "nightly":
+            found += cases(workers=(1, 4)) + cases(data="text", workers=(0, 1))
+            found += cases(source=("files", "shards", "store"), workers=2)
+            found += cases(data="text", batching=("bucketing", "packing"), workers=2)
+            found += (
+                cases(workers=2, prefetch=4)
+                + cases(workers=2, persistent="off")
+                + cases(workers=2, start="spawn")
+            )
+        return unique(found)
+    found = cases(workers=(0, 2, 8))
+    if tier == "nightly":
+        found += cases(memory=("pinned", "pageable"), workers=WORKERS)
+        found += cases(data="text", workers=WORKERS[:5])
+        found += cases(source=("files", "shards", "store"), workers=8)
+        found += cases(data="text", batching=("bucketing", "packing"), workers=8)
+        found += cases(workers=8, prefetch=4) + cases(workers=8, persistent="off")
+        found += cases(workers=8, start=("spawn", "forkserver"))
+    return unique(found)
+
+
 SUITES = {
     suite.name: suite
     for suite in (
         Suite(name="h2d", summary=H2D.summary, expand=_h2d),
         Suite(name="ddp", summary=DDP.summary, expand=_ddp),
+        Suite(name="feed", summary=FEED.summary, expand=_feed),
     )
 }
 

@@ -13,10 +13,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from harness import exposure, findings
+from harness import exposure, feeding, feeding_words, findings
 from harness.case import Case
 from harness.families import grouped
-from harness.labels import clean, count, number, ratio, short_names, with_spread
+from harness.labels import NONE, clean, count, number, ratio, short_names, with_spread
 from harness.record import CaseResult, Record
 from harness.views import MEMORIES, STREAMS, Grid, metric, overlap_grid, remarks, value
 
@@ -72,7 +72,7 @@ class FittedTable:
         yield Text(self.title, "bold")
         yield table
         if dropped:
-            listed = ", ".join(column.title.replace("\n", " ") for column in dropped)
+            listed = ", ".join(" ".join(column.title.split()) for column in dropped)
             yield Text(f"No room here for: {listed}. A wider terminal, the report and --json have them.")
         yield from (Text(plain(note, options)) for note in self.notes)
 
@@ -111,44 +111,32 @@ def case_table(record: Record) -> RenderableType:
         families.setdefault(clean(case.family), []).append(case)
     if not families:
         return Text("This record holds no case.")
-    changed = exposure.effects(record)
     tables = [
-        _family_table(
-            cases,
-            "" if len(families) == 1 else f"{name}: ",
-            [effect for effect in changed if effect.case.family == name],
-        )
+        _family_table(cases, "" if len(families) == 1 else f"{name}: ", _notes(record, name))
         for name, cases in families.items()
     ]
     return tables[0] if len(tables) == 1 else Group(*tables)
 
 
-def _family_table(cases: Sequence[CaseResult], title: str, effects: Sequence[exposure.Effect]) -> FittedTable:
+def _notes(record: Record, family: str) -> list[str]:
+    """What stands below the table of a family."""
+    if family == "feed":
+        return feeding_words.notes(record)
+    names = short_names([case for case in record.cases if clean(case.family) == family])
+    effects = [effect for effect in exposure.effects(record) if effect.case.family == family]
+    return [f"{effect.text}: {names[effect.usual.key]}" for effect in effects]
+
+
+def _family_table(cases: Sequence[CaseResult], title: str, notes: Iterable[str]) -> FittedTable:
     names = short_names(cases)
     widths = [max(map(len, column)) for column in zip(*names.fields.values(), strict=False)]
-    notes = _footnotes(cases)
-    hidden = (
-        (
-            Column("exposed\nfraction", _ratios(cases, "exposed_fraction"), spare=1, last=True),
-            _numbers("tail\nms", cases, "tail_ms", spare=2),
-            _numbers("dilation\nms", cases, "dilation_ms", spare=2),
-            _numbers("waiting\nms", cases, "waiting_ms", spare=5),
-            Column("over\nnative", _ratios(cases, "over_native"), spare=6),
-        )
-        if grouped(cases[0].family)
-        else (Column("hidden\nfraction", _ratios(cases, "hidden_fraction"), spare=1, last=True),)
-    )
+    remarked = _footnotes(cases)
+    family = cases[0].family
     columns = (
-        _numbers("transfer\nms", cases, "transfer_ms", spare=2),
-        _numbers("compute\nms", cases, "compute_ms", spare=1),
-        _numbers("serial\nms", cases, "serial_ms", spare=3),
-        Column("overlapped\nms", [with_spread(metric(case, "overlapped_ms")) for case in cases]),
-        *hidden,
-        Column("over\nbound", _ratios(cases, "bound_ratio"), spare=2, last=True),
-        Column("over\nmodel", _ratios(cases, "model_ratio"), spare=4),
+        *(_loader(cases) if family == "feed" else _legs(cases)),
         Column(
             "\nstatus",
-            [_status(case, notes) for case in cases],
+            [_status(case, remarked) for case in cases],
             styles=[STYLES.get(case.status, "") for case in cases],
         ),
     )
@@ -165,9 +153,53 @@ def _family_table(cases: Sequence[CaseResult], title: str, effects: Sequence[exp
         label_width=wide,
         columns=columns,
         notes=[
-            *(f"[{at}] {text} ({count(times, 'case')})" for text, (at, times) in notes.items()),
-            *(f"{effect.text}: {names[effect.usual.key]}" for effect in effects),
+            *(f"[{at}] {text} ({count(times, 'case')})" for text, (at, times) in remarked.items()),
+            *notes,
         ],
+    )
+
+
+def _legs(cases: Sequence[CaseResult]) -> tuple[Column, ...]:
+    """Columns of bytes moved beside compute."""
+    hidden = (
+        (
+            Column("exposed\nfraction", _ratios(cases, "exposed_fraction"), spare=1, last=True),
+            _numbers("tail\nms", cases, "tail_ms", spare=2),
+            _numbers("dilation\nms", cases, "dilation_ms", spare=2),
+            _numbers("waiting\nms", cases, "waiting_ms", spare=5),
+            Column("over\nnative", _ratios(cases, "over_native"), spare=6),
+        )
+        if grouped(cases[0].family)
+        else (Column("hidden\nfraction", _ratios(cases, "hidden_fraction"), spare=1, last=True),)
+    )
+    return (
+        _numbers("transfer\nms", cases, "transfer_ms", spare=2),
+        _numbers("compute\nms", cases, "compute_ms", spare=1),
+        _numbers("serial\nms", cases, "serial_ms", spare=3),
+        Column("overlapped\nms", [with_spread(metric(case, "overlapped_ms")) for case in cases]),
+        *hidden,
+        Column("over\nbound", _ratios(cases, "bound_ratio"), spare=2, last=True),
+        Column("over\nmodel", _ratios(cases, "model_ratio"), spare=4),
+    )
+
+
+def _loader(cases: Sequence[CaseResult]) -> tuple[Column, ...]:
+    """Columns of a loader beside a step, of means."""
+    told = [feeding.Feed.of(case) for case in cases]
+    return (
+        _numbers("loader\nms", cases, "loader_mean_ms", spare=3),
+        _numbers("cached\nstep ms", cases, "cached_mean_ms", spare=2),
+        Column("real step\nms", [with_spread(metric(case, "mean_ms")) for case in cases]),
+        Column("over\ncached", _ratios(cases, "over_cached"), spare=2, last=True),
+        _numbers("device\nidle ms", cases, "gap_ms", spare=2),
+        _numbers("in next()\nms", cases, "next_ms", spare=4),
+        Column(
+            "\nverdict",
+            [feed.verdict if feed else NONE for feed in told],
+            spare=1,
+            last=True,
+            styles=[""] * len(told),
+        ),
     )
 
 

@@ -141,12 +141,16 @@ def summarise(
     return summary
 
 
-def verdict(summary: Mapping[str, Any], best_link: tuple[int, int] | None = None) -> list[str]:
+def verdict(
+    summary: Mapping[str, Any], best_link: tuple[int, int] | None = None, *, waits: bool = False
+) -> list[str]:
     """Why the numbers beside these readings are invalid; empty when nothing speaks against them.
 
     Args:
         best_link: the PCIe generation and width that device and slot can do. A link below it in half of the
             readings or more was so under load: one that rests is seldom caught twice.
+        waits: the arms leave the device without work, by their nature: clocks that differ and a link at rest say
+            nothing.
 
     A software power cap is never a reason (`labels`). Arms drifted apart when the medians of their SM clocks
     differ by more than 1 %, by more than a clock step, and by more than chance: DRIFT_SIGMAS standard errors,
@@ -164,6 +168,8 @@ def verdict(summary: Mapping[str, Any], best_link: tuple[int, int] | None = None
     if seen & {"hw_thermal_slowdown", "hw_power_brake_slowdown"}:
         seen.discard("hw_slowdown")
     reasons += [text for name, text in SPOILING.items() if name in seen]
+    if waits:
+        return reasons
     drift = _drift(summary.get("arms") or {})
     if drift is not None:
         reasons.append(drift)

@@ -239,7 +239,8 @@ def _attempt(
             workload.close()
     summary = validity.summarise(telemetry.since(began), found.windows, telemetry.missing)
     summary["labels"] = validity.labels(summary)
-    spoilt = group.share((validity.verdict(summary, job.best_link), summary, group.host))
+    spoiling = validity.verdict(summary, job.best_link, waits=case.family.waits)
+    spoilt = group.share((spoiling, summary, group.host))
     spoiled = list(dict.fromkeys(reason for reasons, _, _ in spoilt for reason in reasons))
     status, reason = judge(found, spoiled, rule)
     launch = Launch(

@@ -1,6 +1,7 @@
 """The asv suite without asv: its cases, its one measurement, its readers, and the configuration beside it."""
 
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import factories
 import json5
 import pytest
 from factories_ddp import Machine, ddp_case, ddp_record, ddp_result
+from factories_feed import feed_record, feed_result
 
 from harness import METHOD_VERSION, asv_store, asv_suite, record, source, suites
 from harness.errors import OverlapError
@@ -338,6 +340,30 @@ def test_ranks_without_gpus_are_n_a_with_their_reason_and_measured_ones_give_sam
     assert suite.track_overlapped_ms(cache, measured.key)["samples"]
     with pytest.raises(NotImplementedError, match="needs 8 GPUs, one a rank; 1 here"):
         suite.setup(cache, lacking.key)
+
+
+def test_every_family_has_a_class_of_its_own_in_a_file_of_its_own(common: ModuleType) -> None:
+    """asv shares one run between classes that inherit `setup_cache`, and finds only what a file of its suite has."""
+    assert sorted(name.lower() for name in common.__all__) == sorted(suites.SUITES)
+    for name in common.__all__:
+        module = importlib.import_module(f"benchmarks.bench_{name.lower()}")
+        assert getattr(module, name) is getattr(common, name)
+        assert "setup_cache" in vars(getattr(common, name))
+
+
+def test_loaders_give_samples_of_every_metric_that_asv_follows(
+    common: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.bench_feed import FEED
+
+    case = feed_result()
+    record.write(tmp_path / "record.json", feed_record(case, *RESULTS[:1]))
+    monkeypatch.setenv("OVERLAP_RECORD", str(tmp_path / "record.json"))
+    monkeypatch.chdir(tmp_path)
+    suite, cache = FEED(), FEED().setup_cache()
+    assert suite.params == [[case.key]]
+    suite.setup(cache, case.key)
+    assert all(getattr(suite, f"track_{name}")(cache, case.key)["samples"] for name in common.TRACKED)
 
 
 def test_a_measured_case_gives_samples(read) -> None:

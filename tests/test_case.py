@@ -145,7 +145,7 @@ def test_a_case_cannot_be_changed_and_replace_makes_a_checked_copy():
 
 def test_parameters_are_read_by_axis():
     made = case(ratio=0.5)
-    assert made.params == {**PARAMS, "ratio": 0.5, "issue": "alternate"}
+    assert made.params == {**PARAMS, "ratio": 0.5, "issue": "alternate", "ranks": 1}
     assert made.number("chunks") == 8
     assert made.word("gate") == "on"
     assert made["ratio"] == 0.5

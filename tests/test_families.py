@@ -15,6 +15,7 @@ EDGES = {
         "ratio": ((0.125, 1, 8.0), (0.0, 0.1249, 8.001, float("nan"), float("inf"), "1")),
         "gate": (("on", "off"), (True, "yes")),
         "issue": (("alternate", "copies-first"), ("copies_first",)),
+        "ranks": ((1, 2, 4096), (0, 4097, 2.0)),
         "profile": PROFILES,
     },
     "ddp": {
@@ -27,6 +28,17 @@ EDGES = {
         "first": ((64 * KIB, MIB, 512 * MIB), (0, 512 * MIB + 1)),
         "option": (("plain", "static-graph", "bucket-view", "compile"), ("", "static_graph")),
         "connections": ((1, 8, 32), (0, 33)),
+        "profile": PROFILES,
+    },
+    "feed": {
+        "data": (("jpeg", "text"), ("", "png")),
+        "source": (("memory", "files", "shards", "store"), ("", "s3")),
+        "workers": ((0, 1, 16, 1024), (-1, 1025, 2.0, "2")),
+        "memory": (("pinned", "pageable"), ("", "managed")),
+        "prefetch": ((1, 2, 64), (0, 65, 2.0)),
+        "persistent": (("on", "off"), ("", True)),
+        "start": (("fork", "spawn", "forkserver"), ("", "thread")),
+        "batching": (("padding", "bucketing", "packing"), ("", "none")),
         "profile": PROFILES,
     },
 }
@@ -65,8 +77,18 @@ def test_a_default_is_a_value_of_its_axis_and_the_axes_of_the_first_version_have
     """An axis with a default is left out of keys; taking the default away, or changing it, renames old cases."""
     assert all(axis.check(axis.default) for axis in family.axes if axis.default is not None)
     assert {axis.name: axis.default for axis in H2D.axes if axis.default is not None} == {
-        "issue": "alternate"
+        "issue": "alternate",
+        "ranks": 1,
     }
+
+
+def test_an_h2d_case_is_of_one_process_unless_its_key_says_how_many():
+    one = Case.of(H2D, **H2D_PARAMS)
+    assert (one.ranks, "ranks" in one.key) == (None, False)
+    two = one.replace(ranks=2)
+    assert two.ranks == 2
+    assert two.key == one.key.replace(",profile", ",ranks=2,profile")
+    assert Case.parse(two.key, FAMILIES) == two
 
 
 def test_ddp_keys_leave_out_what_is_usual():
@@ -78,6 +100,15 @@ def test_ddp_keys_leave_out_what_is_usual():
     other = usual.replace(first=25 * MIB, option="bucket-view", connections=1)
     assert other.key == key.replace(",profile", ",first=25MiB,option=bucket-view,connections=1,profile")
     assert Case.parse(other.key, {"ddp": DDP}) == other
+
+
+def test_feed_keys_leave_out_what_a_loader_does_by_itself():
+    key = "feed[data=jpeg,source=memory,workers=8,memory=pinned,profile=h200.1a2b]"
+    usual = Case.parse(key, FAMILIES)
+    assert (usual.key, usual.ranks) == (key, None)
+    assert (usual["prefetch"], usual["persistent"], usual["start"]) == (2, "on", "fork")
+    other = usual.replace(prefetch=4, start="spawn", batching="packing")
+    assert other.key == key.replace(",profile", ",prefetch=4,start=spawn,batching=packing,profile")
 
 
 def test_h2d_keys_write_the_axes_in_the_fixed_order():

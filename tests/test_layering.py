@@ -30,9 +30,10 @@ FOREIGN = {
     "asv": {"asv_plugin", "steps"},
     "numpy": {
         "statistics", "modality", "theory", "spreads", "evidence", "contrast", "doubts", "metrics", "figures", "sides",
-        "comparison", "noise",
+        "comparison", "noise", "workloads",
     },
     "scipy": {"statistics", "theory", "spreads"},
+    "PIL": {"workloads"},
 }  # fmt: skip
 
 # Children that talk to their parent over standard output.
@@ -47,6 +48,8 @@ WITH_TORCH |= {
     f"workloads.{name}"
     for name in ("collectives", "ddp", "gradients", "hooks", "models", "refusals", "replay")
 }
+WITH_TORCH |= {"workloads.batching", "workloads.samples"}
+WITH_TORCH |= {f"workloads.feed{part}" for part in ("", "_batch", "_data", "_loader", "_steps")}
 WITH_ASV = {"asv_plugin"}
 
 

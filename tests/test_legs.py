@@ -9,7 +9,7 @@ import pytest
 from harness import theory
 from harness.contrast import compare
 from harness.evidence import Pair
-from harness.legs import legs
+from harness.legs import legs, transfer_leg
 
 # A pinned 256 MiB batch in 8 chunks on an H200, ms; host: to enqueue the copies and the compute, each alone.
 CHUNKS = 8
@@ -161,3 +161,5 @@ def test_what_moves_the_bytes_has_its_own_name_in_each_family():
     slower = {"transfer_ms": SimpleNamespace(verdict="slower", base=5.0, head=6.0)}
     assert legs(slower) == ("copy",)
     assert legs(slower, "collective") == ("collective",)
+    assert legs(slower, transfer_leg("feed")) == ("loader",)
+    assert [transfer_leg(family) for family in ("h2d", "ddp", "another")] == ["copy", "collective", "copy"]

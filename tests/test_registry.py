@@ -28,4 +28,19 @@ def test_a_family_has_what_it_can_measure_and_its_own_model():
     assert {"tail_ms", "dilation_ms", "waiting_ms", *copies} <= set(collectives)
     assert copies["model_ratio"].arms == ("transfer", "compute", "overlapped")
     assert collectives["model_ratio"].arms == ("model", "overlapped")
-    assert {name for name in METRICS if collectives[name].arms != METRICS[name].arms} == {"model_ratio"}
+    assert {name for name in collectives if collectives[name].arms != METRICS[name].arms} == {"model_ratio"}
+
+
+def test_a_loader_is_told_by_means_and_is_no_piece_of_a_pipeline():
+    loaders, copies = metrics_of("feed"), metrics_of("h2d")
+    assert not {"serial_ms", "overlapped_over_serial", "model_ratio", "host_ms", "compute_unsplit_ms"} & set(
+        loaders
+    )
+    own = set(loaders) - set(copies)
+    assert own == {
+        "mean_ms", "loader_mean_ms", "cached_mean_ms", "over_cached", "headroom", "gap_ms", "stall_share", "next_ms",
+        "next_max_ms",
+    }  # fmt: skip
+    assert {loaders[name].quantile for name in own} == {None, 1.0}
+    assert not any(loaders[name].per_round for name in own), "a round is no sample of a mean or a maximum"
+    assert {name for name, metric in METRICS.items() if metric.asv} <= set(loaders)

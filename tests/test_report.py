@@ -17,6 +17,7 @@ from factories import (
     unmeasured,
 )
 from factories_ddp import MIB, Machine, bucket_results, ddp_record
+from factories_feed import Loader, feed_record, feed_result, feed_results
 
 from harness import findings
 from harness.errors import UsageError
@@ -272,3 +273,16 @@ def test_collectives_have_their_section_and_copies_theirs(full, page):
     assert "How many chunks" not in text
     assert all(f"{number(case.metrics['tail_ms'].value)}" in text for case in cases)
     assert "Tokens per GPU, and buckets" not in page.text
+
+
+def test_loaders_have_their_section_with_what_is_said_of_them(page):
+    text = Page(
+        render(feed_record(*feed_results(Loader(), (2, 4)), feed_result(Loader(), source="store")))
+    ).text
+    section = text.partition("over cached")[0].rpartition("Does the loader keep up?")[2]
+    assert "feed jpeg pinned: input-bound with 2 workers" in section
+    assert "storage must give 160 MB/s" in section
+    rows = text.partition("headroom")[2].partition("Where the time goes")[0]
+    assert "workers=2 input-bound 4.00 2.00" in rows
+    assert "How many chunks" not in text
+    assert "Does the loader keep up?" not in page.text

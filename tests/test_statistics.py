@@ -120,6 +120,16 @@ def test_single_sample_has_no_interval():
     assert found.half_width == math.inf
 
 
+def test_a_mean_sees_what_a_median_leaves_out():
+    """One sample in eight is ten times as long: stalls that come in bursts."""
+    x = np.tile([1.0] * 7 + [10.0], 10)
+    bootstrap = Bootstrap([{"x": x}])
+    mean, median = (bootstrap.interval(median_of_x, ["x"], quantile=each) for each in (None, 0.5))
+    assert (mean.value, median.value) == (2.125, 1.0)
+    assert mean.low < 2.125 < mean.high
+    assert bootstrap.values(median_of_x, ["x"], None).tolist() == [2.125]
+
+
 def test_quantiles_other_than_the_median():
     x = np.arange(101.0)
     found = Bootstrap([{"x": x}]).interval(median_of_x, ["x"], quantile=0.1)

@@ -5,7 +5,7 @@ import pytest
 from harness import profiles
 from harness.case import Case
 from harness.errors import UsageError
-from harness.families import DDP, FAMILIES, GIB, H2D, MIB
+from harness.families import DDP, FAMILIES, FEED, GIB, H2D, MIB
 from harness.plans import plan_h2d
 from harness.suites import CHUNKS, SUITES, TIERS, grid, matches, select, without_profile
 
@@ -143,6 +143,34 @@ def test_the_ddp_suite_covers_what_its_axes_offer_on_that_kind_of_device(profile
         assert {case["connections"] for case in cases} == {1, 8, 32}
 
 
+@pytest.mark.parametrize("profile", [H200, CPU], ids=lambda profile: profile.name)
+def test_the_feed_suite_covers_what_its_axes_offer_on_that_kind_of_device(profile):
+    cases, quick = select(["feed"], "nightly", profile), select(["feed"], "quick", profile)
+    assert len(set(cases)) == len(cases)
+    assert cases[: len(quick)] == quick
+    assert {case["profile"] for case in cases} == {profile.key_of("feed")}
+    for axis in ("data", "source", "persistent", "batching"):
+        assert {case[axis] for case in cases} == set(FEED.axis(axis).values), axis
+    assert {case["memory"] for case in cases} == ({"pageable"} if profile is CPU else {"pinned", "pageable"})
+    assert {case["prefetch"] for case in cases} == {2, 4}
+    assert {case["start"] for case in cases} >= {"fork", "spawn"}
+    assert len(quick) == 3
+    # Each has a meaning: pictures are all alike, and no worker means no process to start or to keep.
+    assert {case["batching"] for case in cases if case["data"] == "jpeg"} == {"padding"}
+    alone = [case for case in cases if case["workers"] == 0]
+    assert {(case["prefetch"], case["persistent"], case["start"]) for case in alone} == {(2, "on", "fork")}
+
+
+def test_the_knee_of_loaders_is_looked_for_from_no_worker_to_all_cores():
+    cases = select(["feed"], "nightly", H200)
+    for data, memory, least in (("jpeg", "pinned", 16), ("jpeg", "pageable", 16), ("text", "pinned", 8)):
+        usual = Case.of(
+            FEED, data=data, source="memory", workers=0, memory=memory, profile=H200.key_of("feed")
+        )
+        workers = {case.number("workers") for case in cases if case.replace(workers=0) == usual}
+        assert {0, 1, 2, 4, 8, least} <= workers
+
+
 def test_the_grid_takes_the_last_axis_fastest():
     made = grid(
         H2D, H200, memory="pinned", stream="side", chunks=(1, 2), size=MIB, ratio=1.0, gate=("on", "off")
@@ -186,7 +214,7 @@ def test_a_whole_key_may_leave_out_the_profile_and_need_not_be_in_the_suite():
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("*chunks=5*", "matches none of the 18 cases of h2d, ddp (quick); `overlap list`"),
+        ("*chunks=5*", "matches none of the 21 cases of h2d, ddp, feed (quick); `overlap list`"),
         ("h2d", "matches none"),
         ("", "matches none"),
         ("chunks=8", "want family[axis=value,...]"),
@@ -205,7 +233,7 @@ def test_one_wrong_pattern_spoils_the_rest():
 
 
 def test_unknown_suites_and_tiers_are_refused_by_name():
-    assert refusal(["h2d", "fsdp"], "quick", H200) == "suite: got 'fsdp', want one of h2d, ddp"
+    assert refusal(["h2d", "fsdp"], "quick", H200) == "suite: got 'fsdp', want one of h2d, ddp, feed"
     assert refusal([], "weekly", H200) == "tier: got 'weekly', want quick or nightly"
 
 
@@ -218,3 +246,12 @@ def test_a_pattern_is_a_key_with_or_without_its_profile_or_a_glob():
         assert matches(pattern, key), pattern
     for pattern in ("h2d", bare[:-1], "h2d[*chunks=16*", "[h]2d*", bare.upper()):
         assert not matches(pattern, key), pattern
+
+
+@pytest.mark.parametrize(("profile", "gates"), [(H200, ["on", "off"]), (CPU, ["on"])], ids=["h200", "cpu"])
+def test_all_gpus_copy_at_once_beside_the_same_case_of_one(profile, gates):
+    cases = select(["h2d"], "nightly", profile, ranks=4)
+    together = [case for case in cases if case["ranks"] == 4]
+    assert [case["gate"] for case in together] == gates
+    assert {case.replace(ranks=1) for case in together} <= set(cases)
+    assert all(case["ranks"] == 1 for case in select(["h2d"], "quick", profile, ranks=4))

@@ -714,3 +714,16 @@ def test_lacking_is_told_by_launch():
     kept.cases = [ok, factories.skipped(CASES[1]), factories.unmeasured(CASES[2], "error", "died")]
     assert lacking(plan, kept, 0) == [CASES[3]]
     assert lacking(plan, kept, 1) == [CASES[0], CASES[3]]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device", "reason"),
+    [
+        (1, Device("cuda", "NVIDIA H200", 1), None),
+        (2, Device("cuda", "NVIDIA H200", 2), None),
+        (2, Device("cuda", "NVIDIA H200", 1), "needs 2 GPUs, one a rank; 1 here"),
+        (2, Device("cpu", "", 0), None),
+    ],
+)
+def test_copies_of_several_ranks_need_a_gpu_each(ranks, device, reason):
+    assert supervise.no_ranks(h2d_case(ranks=ranks), device) == reason

@@ -11,6 +11,7 @@ from factories import (
     table_results,
     unmeasured,
 )
+from factories_feed import Loader, feed_record, feed_result, feed_results
 from rich.console import Console
 
 from harness import findings
@@ -205,7 +206,7 @@ def test_a_list_has_one_row_a_case_and_only_the_axes_that_vary():
 def test_families_are_listed_one_by_one():
     both = select([], "quick", packaged()["h200"])
     text = shown(list_table(both), 80)
-    for family in ("h2d", "ddp"):
+    for family in ("h2d", "ddp", "feed"):
         count = sum(case.family.name == family for case in both)
         assert f"\n{family}: {count} cases, all" in f"\n{text}"
     assert text.count("Choose some with --case") == 1
@@ -222,6 +223,28 @@ def test_a_list_cuts_no_value_short():
 def test_a_list_of_one_or_of_none():
     assert row(shown(list_table([h2d_case()])), "pinned", "256MiB")
     assert "No case" in shown(list_table([]))
+
+
+def test_loaders_have_words_of_their_own_and_what_is_said_of_them_stands_below():
+    made = feed_record(*feed_results(Loader(), (2, 4, 8)), feed_result(Loader(), workers=8, source="store"))
+    text = shown(case_table(made), 120)
+    head = " ".join(text.splitlines()[1:3])
+    for word in ("loader", "cached", "real step", "device", "in next()", "verdict"):
+        assert word in head
+    assert "hidden" not in head
+    assert row(text, "workers=2", "input-bound", "2.00")
+    assert row(text, "workers=4", "balanced")
+    assert row(text, "workers=8", "source=store", "compute-bound")
+    assert "storage must give 160 MB/s" in text
+    narrow = shown(case_table(made), 80)
+    assert "input-bound" in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
+def test_a_loader_without_numbers_has_no_verdict():
+    text = shown(case_table(feed_record(feed_result(status="error", reason="worker 1 was killed"))), 120)
+    assert "[1] worker 1 was killed (1 case)" in text
+    assert "bound" not in text
 
 
 def test_colour_is_an_extra_that_can_be_switched_off(full):

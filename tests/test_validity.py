@@ -256,3 +256,26 @@ def test_the_series_is_short_and_keeps_the_lowest_clock():
     assert min(series["sm_mhz"]) == 345
     assert series["t"] == sorted(series["t"])
     assert set(series) == {"t", "sm_mhz", "power_w", "temperature_c"}
+
+
+def test_where_arms_wait_by_their_nature_clocks_and_link_say_nothing_and_the_rest_does():
+    """A loader alone leaves the GPU idle, and a step that waits for it lets the clock rise and the link rest."""
+    arms = {"compute": [], "overlapped": []}
+    samples = []
+    for at in range(80):
+        arm, clock = ("compute", 1500) if at % 2 else ("overlapped", 1980)
+        arms[arm].append((at - 0.5, at + 0.4))
+        samples.append(
+            Sample(
+                t=float(at),
+                after=at - 0.1,
+                sm_mhz=clock,
+                pcie_generation=1,
+                pcie_width=16,
+                others=1,
+                reasons=0,
+            )
+        )
+    summary = summarise(samples, arms)
+    assert len(verdict(summary, (5, 16))) == 3
+    assert verdict(summary, (5, 16), waits=True) == ["shared GPU: 1 other process"]

@@ -24,6 +24,7 @@ FIXED_WORK = {
         "conditioning_gemms", "h2d",
     ),
     "ddp": ("name", "dtype", "seed", "ddp"),
+    "feed": ("name", "dtype", "seed", "feed"),
 }  # fmt: skip
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
@@ -68,6 +69,33 @@ class DDPSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     vocabulary: Count = 1 << 16
 
 
+class FeedSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of the feed family's samples and steps (harness/workloads/feed.py).
+
+    pool: distinct samples. batches: timed in one sample of an arm. image, crop: sides of a stored and of a used
+    picture, pixels. pictures, documents: samples in a batch. words: median length of a text. longest: tokens a text
+    is cut to. patch: side of the square of pixels that is one row of a step's matrix product. width: of a token's
+    vector. hidden: columns of the products. picture_products, text_products: how many of them a step has.
+    latency_ms, mib_per_s: of the slow store, of one request and of all of them together.
+    """
+
+    pool: Count = 1024
+    batches: Count = 8
+    image: Count = 256
+    crop: Count = 224
+    pictures: Count = 16
+    documents: Count = 32
+    words: Count = 200
+    longest: Count = 1024
+    patch: Count = 16
+    width: Count = 1024
+    hidden: Count = 4096
+    picture_products: Count = 64
+    text_products: Count = 16
+    latency_ms: Positive = 20.0
+    mib_per_s: Positive = 50.0
+
+
 class Tolerances(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the controls accept (harness/controls.py), as fractions.
 
@@ -87,9 +115,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     width: elements in a row of the copied batch. max_columns: widest single GEMM; more columns make more GEMMs.
     rotate_bytes: inputs are rotated over at least this much, more than twice the last-level cache.
     conditioning_gemms: GEMMs of the conditioning shape before every sample, so that each arm starts from the
-    same load. case_seconds, ddp_case_seconds: where sampling a case of h2d or of ddp stops at the latest, after its
-    first look. settled: half-width of
-    the headline's interval, over its value, at which it stops before.
+    same load. case_seconds, ddp_case_seconds, feed_case_seconds: where sampling a case of h2d, ddp or feed stops
+    at the latest, after its first look. settled: half-width of the headline's interval, over its value, at which it
+    stops before.
     """
 
     name: Name
@@ -110,6 +138,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     h2d: H2DSizes
     ddp: DDPSizes = DDPSizes()
     ddp_case_seconds: Positive = 8.0
+    feed: FeedSizes = FeedSizes()
+    feed_case_seconds: Positive = 8.0
 
     @property
     def key(self) -> str:
@@ -125,7 +155,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def seconds_of(self, family: str) -> float:
         """Where sampling a case of that family stops at the latest, after its first look."""
-        return self.ddp_case_seconds if family == "ddp" else self.case_seconds
+        return {"ddp": self.ddp_case_seconds, "feed": self.feed_case_seconds}.get(family, self.case_seconds)
 
     @property
     def on_cpu(self) -> bool:

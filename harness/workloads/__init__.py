@@ -16,7 +16,7 @@ def build(case: Case, profile: Profile, backend: Backend, group: Group | None = 
     if case.family.name == "h2d":
         from harness.workloads.h2d import H2DWorkload
 
-        return H2DWorkload(case, profile, backend)
+        return H2DWorkload(case, profile, backend, group=group or Alone())
     if case.family.name == "ddp":
         import torch.distributed
 
@@ -25,4 +25,8 @@ def build(case: Case, profile: Profile, backend: Backend, group: Group | None = 
         from harness.workloads.ddp import DDPWorkload
 
         return DDPWorkload(case, profile, backend, group or Alone())
+    if case.family.name == "feed":
+        from harness.workloads.feed import FeedWorkload
+
+        return FeedWorkload(case, profile, backend)
     raise UsageError(f"case: family {case.family.name!r} has no workload")

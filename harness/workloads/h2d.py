@@ -4,7 +4,8 @@
 
 Arms: `transfer` and `compute` alone in n chunks, `serial` (the same work in sequence on one stream), `overlapped`,
 and for n > 1 the unsplit `transfer_1` and `compute_1`. Copies go to the stream that the case names, save in
-`serial`; everything else that could differ between arms is the same.
+`serial`; everything else that could differ between arms is the same. Several ranks do the same at once, each with
+memory and a device of its own: they share what lies before the device.
 
 Every sample is checked. What a copy left in the ring must equal its source. Products are checked by Freivalds'
 method (R. Freivalds, "Probabilistic machines can use less running time", 1977): with a random sign vector v,
@@ -20,9 +21,10 @@ import torch
 
 from harness.backends.base import Backend, Event, Stream, Tensor
 from harness.case import Case
-from harness.errors import Skip
+from harness.group import Alone, Group
 from harness.plans import Layout, plan_h2d, shortage
 from harness.profiles import Profile
+from harness.workloads import refusals
 from harness.workloads.base import Sample
 
 # Launches that one gated sample may queue: the driver blocks the host at about 1,000 behind a closed gate.
@@ -58,11 +60,12 @@ class _Views:
 
 
 class H2DWorkload:
-    """One h2d case on one backend; Skip if it has no meaning there or does not fit.
+    """One h2d case on one backend; Skip, on every rank alike, if it has no meaning there or does not fit.
 
-    leave_out: a fault on purpose, for tests and controls: `stream_wait` leaves out a GEMM's wait for its chunk,
-    `reuse_wait` a copy's wait for the GEMMs that still read its buffer. delay_copies_ms: a spin before the first
-    copy of `overlapped`, so that a wait left out shows however fast the copies are.
+    group: the ranks that begin every sample together. leave_out: a fault on purpose, for tests and controls:
+    `stream_wait` leaves out a GEMM's wait for its chunk, `reuse_wait` a copy's wait for the GEMMs that still read its
+    buffer. delay_copies_ms: a spin before the first copy of `overlapped`, so that a wait left out shows however fast
+    the copies are.
     """
 
     def __init__(
@@ -71,26 +74,19 @@ class H2DWorkload:
         profile: Profile,
         backend: Backend,
         *,
+        group: Group | None = None,
         leave_out: str = "",
         delay_copies_ms: float = 0.0,
     ) -> None:
+        self._group = group = group or Alone()
         memory, self._gated = case.word("memory"), case.word("gate") == "on"
-        reason = backend.unsupported(memory=memory, gate=self._gated)
-        if reason is not None:
-            raise Skip(reason)
         self.plan = plan = plan_h2d(case, profile)
-        if self._gated and plan.launches > MAX_GATED_LAUNCHES:
-            raise Skip(
-                f"one sample queues {plan.launches} launches; at most {MAX_GATED_LAUNCHES} fit behind a gate"
-            )
-        free_host, free_device = backend.free_bytes()
-        short = shortage(plan, backend.kind, free_host=free_host, free_device=free_device)
-        if short is not None:
-            raise Skip(short)
+        self._backend = backend
+        here = group.share(group.host).count(group.host)
+        refusals.skip_alike(group, self._reasons(memory, here))
         self.arms: tuple[str, ...] = ("transfer", "compute", "serial", "overlapped")
         if plan.split.chunks > 1:
             self.arms += ("transfer_1", "compute_1")
-        self._backend = backend
         self._copy_stream: Stream = backend.side if case.word("stream") == "side" else backend.main
         self._copies_first = case.word("issue") == "copies-first"
         self._leave_out = leave_out
@@ -102,6 +98,15 @@ class H2DWorkload:
         self._copied: list[Event] = [backend.event() for _ in range(total)]
         self._computed: list[Event] = [backend.event() for _ in range(total)]
         self._start, self._end, self._copies_end = backend.event(), backend.event(), backend.event()
+
+    def _reasons(self, memory: str, here: int) -> Iterator[str | None]:
+        """here: ranks that take their host memory from this host."""
+        plan, backend = self.plan, self._backend
+        yield backend.unsupported(memory=memory, gate=self._gated)
+        if self._gated and plan.launches > MAX_GATED_LAUNCHES:
+            yield f"one sample queues {plan.launches} launches; at most {MAX_GATED_LAUNCHES} fit behind a gate"
+        free_host, free_device = backend.free_bytes()
+        yield shortage(plan, backend.kind, free_host=free_host and free_host // here, free_device=free_device)
 
     def _allocate(self, profile: Profile, *, pinned: bool) -> None:
         plan, backend, dtype, seed = self.plan, self._backend, profile.dtype, profile.seed
@@ -175,6 +180,7 @@ class H2DWorkload:
             backend.gemm(self._burn_x, self._weights[:1], self._burn_out)
         if not self._gated:
             backend.synchronize()
+            self._group.meet()
         backend.record(self._start, backend.main)
         began, issued = time.monotonic(), time.perf_counter()
         self._issue(arm, views)
@@ -182,6 +188,7 @@ class H2DWorkload:
         host_ms = (time.perf_counter() - issued) * 1e3
         dropped = None
         if self._gated:
+            self._group.meet()
             leaked = not backend.pending(self._start)
             began = time.monotonic()
             held = backend.open_gate()

@@ -1,6 +1,8 @@
 """The h2d pipeline: right in every arm, and caught when it is wrong."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -18,6 +20,7 @@ from harness.backends.base import Backend
 from harness.case import Case
 from harness.errors import Skip
 from harness.families import H2D, MIB
+from harness.group import Alone
 from harness.measure import measure
 from harness.profiles import Profile
 from harness.statistics import StopRule
@@ -431,3 +434,76 @@ def test_a_trace_shows_pinned_copies_and_no_wait_of_the_host_between_them(
         if "Synchronize" in call["name"] and min(issued) < call["ts"] < max(issued)
     ]
     assert waits is None or bool(waited) == waits, waited
+
+
+class Two(Alone):
+    """This rank of two, of which the other one says what it is told to."""
+
+    size, host = 2, "here"
+
+    def __init__(self, other: str | None = None) -> None:
+        self.met: list[str] = []
+        self._other = other
+
+    def share(self, value: Any) -> list[Any]:
+        return [value, value if isinstance(value, str) and value == self.host else self._other]
+
+    def meet(self) -> None:
+        self.met.append("met")
+
+
+@pytest.mark.parametrize("gate", ["on", "off"])
+def test_ranks_leave_together_when_all_is_ready(
+    backend: Backend, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the gate everything is enqueued before they meet; without it nothing is."""
+    group = Two()
+    workload = H2DWorkload(case_of(backend, ranks=2, gate=gate), profile_of(backend), backend, group=group)
+    workload.warm_up()
+    group.met.clear()
+    issue, opened = workload._issue, backend.open_gate
+
+    def open_gate() -> bool:
+        group.met.append("opened")
+        return opened()
+
+    workload._issue = lambda *given: (group.met.append("issued"), issue(*given))  # type: ignore[method-assign]
+    monkeypatch.setattr(backend, "open_gate", open_gate)
+    assert workload.sample("overlapped").failed is None
+    assert group.met == (["issued", "met", "opened"] if gate == "on" else ["met", "issued"])
+    workload.close()
+
+
+def test_a_rank_skips_what_another_one_cannot_do(backend: Backend) -> None:
+    with pytest.raises(Skip, match="no room there"):
+        H2DWorkload(case_of(backend, ranks=2), profile_of(backend), backend, group=Two("no room there"))
+
+
+def test_ranks_of_a_host_share_its_memory(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is enough for one of them alone is too little for two."""
+    free = H2DWorkload(case_of(backend), profile_of(backend), backend)
+    need = free.plan.host_bytes + (free.plan.device_bytes if backend.kind == "cpu" else 0)
+    free.close()
+    monkeypatch.setattr(backend, "free_bytes", lambda: (int(1.5 * need), 1 << 40))
+    H2DWorkload(case_of(backend), profile_of(backend), backend).close()
+    with pytest.raises(Skip, match="host memory"):
+        H2DWorkload(case_of(backend, ranks=2), profile_of(backend), backend, group=Two())
+
+
+@pytest.mark.timing
+def test_two_processes_measure_a_case_together(tmp_path: Path) -> None:
+    key = "h2d[memory=pageable,stream=side,chunks=2,size=1MiB,ratio=1,gate=on,ranks=2]"
+    command = [sys.executable, "-m", "harness", "run", "--device", "cpu", "--case", key]
+    ran = subprocess.run(
+        [*command, "--results", str(tmp_path), "--json"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    (case,) = json.loads(ran.stdout)["cases"]
+    (path,) = tmp_path.glob("records/*/*.json")
+    (kept,) = json.loads(path.read_text())["cases"]
+    assert case["status"] in ("ok", "unsettled")
+    assert kept["key"].startswith(key.removesuffix("]"))
+    by_rank = [[seen["arms"] for seen in rank["rounds"]] for rank in kept["launches"][0]["ranks"]]
+    assert len(by_rank) == 2
+    assert len(by_rank[0]) == len(by_rank[1]) >= 20
+    assert by_rank[0] != by_rank[1]
