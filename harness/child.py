@@ -18,6 +18,7 @@ from typing import IO, Self, TypeVar
 import msgspec
 
 from harness import host, protocol, source, torchrun
+from harness.files import SCRATCH
 from harness.protocol import EVENTS, Begin, Done, Event, Failed, Job, Progress
 
 # A worker that says nothing for this long before its first case hangs. It imports torch, loads every kernel, measures
@@ -101,6 +102,9 @@ class Process:
             given.write(asked)
             given.seek(0)
             self._log: IO[bytes] = opened.enter_context(tempfile.TemporaryFile())
+            scratch = opened.enter_context(
+                tempfile.TemporaryDirectory(prefix="overlap-", ignore_cleanup_errors=True)
+            )
             ours, theirs = os.pipe()
             self._events = opened.enter_context(os.fdopen(ours, "rb", buffering=0))
             try:
@@ -110,7 +114,7 @@ class Process:
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs,),
-                    env=environment() | dict(variables or {}),
+                    env=environment() | dict(variables or {}) | {SCRATCH: scratch},
                     start_new_session=True,
                 )
             finally:

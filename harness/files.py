@@ -1,4 +1,4 @@
-"""Writing a file in one step, and holding one against other processes."""
+"""Writing a file in one step, holding one against other processes, and where files lie that do not last."""
 
 import contextlib
 import errno
@@ -11,6 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.errors import UsageError
+
+# The variable that names a folder for what a child keeps in files while it lasts. It goes when the child is gone, also
+# where that was killed and could not tidy up (harness/child.py).
+SCRATCH = "OVERLAP_SCRATCH"
+
+
+def scratch() -> Path:
+    """Where this process may leave files that nobody needs once it has ended."""
+    return Path(os.environ.get(SCRATCH) or tempfile.gettempdir())
 
 
 def write_whole(path: Path, data: bytes, *, field: str) -> None:

@@ -6,18 +6,17 @@ the stream will do.
 """
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from harness import files
 from harness.case import Case
 from harness.profiles import FeedSizes, Profile
 from harness.workloads.batching import arrangement, collate_packed, collate_padded
@@ -103,7 +102,7 @@ class FeedData:
         self.repeats = len(self._first) if self.whole_epochs else sizes.batches
         made: dict[str, Any] = {"crop": sizes.crop, "longest": sizes.longest, "seed": seed}
         form = (self.kind, case.word("batching"), sizes.longest)
-        folder = Path(tempfile.gettempdir())
+        folder = files.scratch()
         with contextlib.ExitStack() as opened:
             memory = make_source("memory", blobs, folder)
             opened.callback(memory.close)

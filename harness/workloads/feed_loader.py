@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from harness import files
 from harness.errors import MeasurementError, Skip
 from harness.workloads.feed_faults import BY_ITSELF, exit_words, unheard, worker_words
 from harness.workloads.order import Pick
@@ -138,6 +139,10 @@ class Loader:
         self._iterator: Any = None
         self._children: list[Any] = []
         self._taken = 0
+        if files.SCRATCH in os.environ:
+            # For the sockets of a fork server, else in a folder of its own that stays where this process is killed.
+            current: Any = multiprocessing.current_process()
+            current._config.setdefault("tempdir", str(files.scratch()))
         options: dict[str, Any] = {}
         if workers:
             options = {

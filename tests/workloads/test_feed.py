@@ -376,23 +376,27 @@ def test_a_worker_that_is_killed_costs_its_case_and_no_other(
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_a_run_that_is_stopped(tmp_path: Path, end: signal.Signals) -> None:
-    """Whether by Ctrl-C, or with the process that started it all."""
+    """Whether by Ctrl-C, or with the process that started it all. Ctrl-C leaves no file behind but the record."""
     mark = f"OVERLAP_TEST_{os.getpid()}_{end.name}"
     words = ["run", "--device", "cpu", "--no-controls", "--results", str(tmp_path)]
-    case = "feed[data=text,source=store,workers=2,memory=pageable,start=spawn]"
+    case = "feed[data=text,source=store,workers=2,memory=pageable,start=forkserver]"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     run = subprocess.Popen(
         [sys.executable, "-m", "harness", *words, "--case", case],
-        env=os.environ | {mark: "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        env=os.environ | {mark: "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        # the run, the process that measures, the store, what tracks shared memory, and two workers
-        assert wait_for(lambda: len(processes_with(mark)) >= 6, 60), processes_with(mark)
+        # the run, the process that measures, the store, the fork server, what tracks shared memory, and two workers
+        assert wait_for(lambda: len(processes_with(mark)) >= 7, 60), processes_with(mark)
         run.send_signal(end)
         run.wait(30)
         assert wait_for(lambda: not processes_with(mark), 20), processes_with(mark)
+        if end == signal.SIGINT:
+            assert list(scratch.iterdir()) == []
     finally:
         for pid in processes_with(mark):
             os.kill(pid, signal.SIGKILL)
