@@ -3,10 +3,12 @@
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -380,8 +382,7 @@ def test_no_worker_outlives_a_run_that_is_stopped(tmp_path: Path, end: signal.Si
     mark = f"OVERLAP_TEST_{os.getpid()}_{end.name}"
     words = ["run", "--device", "cpu", "--no-controls", "--results", str(tmp_path)]
     case = "feed[data=text,source=store,workers=2,memory=pageable,start=forkserver]"
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch = Path(tempfile.mkdtemp(prefix="o"))  # short: a fork server's socket lies in it
     run = subprocess.Popen(
         [sys.executable, "-m", "harness", *words, "--case", case],
         env=os.environ | {mark: "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},
@@ -401,6 +402,7 @@ def test_no_worker_outlives_a_run_that_is_stopped(tmp_path: Path, end: signal.Si
         for pid in processes_with(mark):
             os.kill(pid, signal.SIGKILL)
         run.wait(30)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def wait_for(found: Callable[[], bool], seconds: float) -> bool:
