@@ -16,6 +16,7 @@ from factories import (
     table_results,
     unmeasured,
 )
+from factories_feed import feed_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -362,6 +363,14 @@ def test_reading_samples_loads_no_scipy():
 def test_launch_bound_from_nine_tenths_of_the_device_time(host_ms: float, expected: bool):
     case = h2d_case(gate="off")
     assert result_of(case, launch_of(*[TIMES] * 5, host=host_ms)).checks["launch_bound"] is expected
+
+
+@pytest.mark.parametrize(("memory", "expected"), [("pinned", True), ("pageable", None)])
+def test_a_feed_step_may_be_launch_bound_too(memory: str, expected: bool | None):
+    """The host has the waits for batches and for the device taken out of its time."""
+    case = feed_case(memory=memory)
+    found = result_of(case, launch_of(*[TIMES] * 5, host=0.95 * TIMES["overlapped"]))
+    assert found.checks.get("launch_bound") is expected
 
 
 @pytest.mark.parametrize("axes", [{"gate": "on"}, {"gate": "off", "memory": "pageable"}])

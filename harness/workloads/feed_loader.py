@@ -5,6 +5,7 @@ Batches reach the loop as torch's own loader makes them, of whatever type the co
 
 import contextlib
 import functools
+import gc
 import multiprocessing
 import os
 import signal
@@ -100,6 +101,7 @@ def _shared(*shape: int) -> Tensor:
 
 
 def _begin_worker(tally: Tensor, number: int) -> None:
+    gc.enable()  # off while samples are taken (harness/measure.py), and a fork would leave it so here alone
     tally[number, PROCESS] = os.getpid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -187,15 +189,16 @@ class Loader:
                 raise MeasurementError("the loader gave a batch more than it was asked for")
 
     def settle(self) -> None:
-        """Wait until the workers have made all that they may make ahead, and have nothing to do.
+        """Wait until the workers have made all that they may make ahead, a thread has pinned it where that is asked
+        for, and neither has anything to do.
 
-        One that failed is told of by `next`, and is not waited for.
+        A worker that failed is told of by `next`, and is not waited for.
         """
         ahead, until = self._taken + self._workers * self._prefetch, time.monotonic() + self._timeout_s
         with self.telling():
             while self._workers:
                 made, failed, _ = self._tally.sum(dim=0).tolist()
-                if made >= ahead or failed:
+                if failed or (made >= ahead and self._handed_over()):
                     break
                 if (said := self._ended()) is not None:
                     raise MeasurementError(said)
@@ -203,6 +206,14 @@ class Loader:
                     raise MeasurementError(f"the loader made no batch for {self._timeout_s:g} s")
                 time.sleep(1e-3)
             time.sleep(2e-3)  # a batch that is made is still to be handed over
+
+    def _handed_over(self) -> bool:
+        """Whether the thread that pins, if there is one, has brought the loop all that was asked for: it takes batches
+        one by one, and holds the interpreter meanwhile."""
+        iterator = self._iterator
+        if not hasattr(iterator, "_pin_memory_thread"):
+            return True
+        return bool(iterator._data_queue.qsize() >= iterator._tasks_outstanding)
 
     def worker_bytes(self) -> float | None:
         """Memory of a worker that it shares with nobody, mean; None where the kernel does not say."""

@@ -165,7 +165,9 @@ class H2DWorkload:
         """Every arm once, ungated: a kernel that loads behind a closed gate would wait for the gate's limit."""
         gated, self._gated = self._gated, False
         try:
-            return next((failed for arm in self.arms if (failed := self.sample(arm).failed)), None)
+            # Not cut short by a fault: another rank may have none, and meets this one in the next sample.
+            found = [self.sample(arm).failed for arm in self.arms]
+            return next((failed for failed in found if failed is not None), None)
         finally:
             self._gated = gated
 

@@ -1,5 +1,6 @@
 """The loader's workers: what they give, what is said when one ends, and that none outlives the loader."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -132,6 +133,49 @@ def test_settled_workers_have_made_all_they_may_and_no_more(opened: Any) -> None
     here.take(6)  # the six that were made ahead, each of which takes 20 ms to make
     assert time.perf_counter() - began < 0.06
     here.loader.settle()
+
+
+class Pinning:
+    """Counts as a queue does behind a thread that pins one batch after another; `left` looks until all are there."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def qsize(self) -> int:
+        self.left -= 1
+        return 4 - max(0, self.left)
+
+
+def test_a_loader_is_settled_when_all_is_pinned_too(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that pins takes turns with this one: beside it a step on a cached batch would take longer."""
+    here = opened(workers=2, prefetch=2)
+    here.loader.begin()
+    here.take(1)
+    with monkeypatch.context() as patch:
+        queue = Pinning(left=20)
+        patch.setattr(here.loader._iterator, "_pin_memory_thread", object(), raising=False)
+        patch.setattr(here.loader._iterator, "_data_queue", queue)
+        here.loader.settle()
+        assert queue.left <= 0
+    here.take(5)
+
+
+class Collecting(Slow):
+    """Says whether garbage is collected where samples are made."""
+
+    def __getitem__(self, pick: Any) -> Any:
+        assert gc.isenabled()
+        return super().__getitem__(pick)
+
+
+def test_workers_collect_garbage_though_the_loop_does_not_while_it_measures(opened: Any) -> None:
+    gc.disable()
+    try:
+        here = opened(Collecting)
+        here.loader.begin()
+        here.take(2)
+    finally:
+        gc.enable()
 
 
 def test_memory_of_a_worker_is_its_own(opened: Any) -> None:

@@ -458,7 +458,9 @@ def test_ranks_leave_together_when_all_is_ready(
 ) -> None:
     """Behind the gate everything is enqueued before they meet; without it nothing is."""
     group = Two()
-    workload = H2DWorkload(case_of(backend, ranks=2, gate=gate), profile_of(backend), backend, group=group)
+    workload = H2DWorkload(
+        case_of(backend, ranks=2, gate=gate, size=64 * MIB), profile_of(backend), backend, group=group
+    )
     workload.warm_up()
     group.met.clear()
     issue, opened = workload._issue, backend.open_gate
