@@ -39,6 +39,10 @@ KILL_S = 10.0
 # From SIGTERM to SIGKILL, for a child that has children of its own to end first.
 RANKS_END_S = 10.0
 
+# From SIGTERM to SIGKILL, for what a child that is gone has left in its group. Python's tracker of semaphores takes no
+# SIGTERM, and removes those of the others when they are gone.
+REST_S = 1.0
+
 # How often a silent child is looked at: what it has started may hold its pipe open when it is gone itself.
 LOOK_S = 0.5
 
@@ -204,6 +208,12 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._process.pid, signal.SIGTERM)
             self.ended(self._ends_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGTERM)
+        until = time.monotonic() + REST_S
+        while time.monotonic() < until and host.group_lives(self._process.pid):
+            time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         try:

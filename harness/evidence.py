@@ -83,14 +83,7 @@ def launch_error(rounds: ArrayLike) -> Array:
     that resemble each other (lag-1 autocorrelation r) count as (1 - r)/(1 + r) of their number.
     """
     x = np.asarray(rounds, dtype=np.float64)
-    off = x - x.mean(axis=0)
-    power = (off**2).sum(axis=0)
-    r = (
-        (off[:-1] * off[1:]).sum(axis=0) / np.where(power > 0, power, 1.0)
-        if len(x) > 2
-        else np.zeros_like(power)
-    )
-    r = np.clip(r, 0.0, 0.9)
+    r = _resemblance(x)
     ordered, last = np.sort(x, axis=0), len(x) - 1
     reach = np.sqrt(len(x) * (1 + r) / (1 - r)) / 2
 
@@ -104,6 +97,24 @@ def launch_error(rounds: ArrayLike) -> Array:
 
     low, high = (at(np.clip(last / 2 + side * reach, 0, last)) for side in (-1, 1))
     return (high - low) / 2 / at(np.full_like(reach, last / 2))
+
+
+def mean_error(rounds: ArrayLike) -> Array:
+    """(...,) as `launch_error`, of a launch's mean: where few rounds take long, a median is sure and a mean is not."""
+    x = np.asarray(rounds, dtype=np.float64)
+    if len(x) < 2:
+        return np.zeros(x.shape[1:])
+    r = _resemblance(x)
+    return np.asarray(x.std(axis=0, ddof=1) * np.sqrt((1 + r) / (1 - r) / len(x)) / x.mean(axis=0))
+
+
+def _resemblance(x: Array) -> Array:
+    """(...,) lag-1 autocorrelation of rounds, from 0 to 0.9."""
+    off = x - x.mean(axis=0)
+    power = (off**2).sum(axis=0)
+    if len(x) <= 2:
+        return np.zeros_like(power)
+    return np.asarray(np.clip((off[:-1] * off[1:]).sum(axis=0) / np.where(power > 0, power, 1.0), 0.0, 0.9))
 
 
 def steady(errors: ArrayLike) -> NDArray[np.bool_]:

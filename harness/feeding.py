@@ -61,7 +61,7 @@ class Feed:
     def of(cls, case: CaseResult) -> "Feed | None":
         """None for a case of another family, or without its three arms."""
         over = metric(case, "over_cached")
-        times = [value(case, name) for name in ("loader_mean_ms", "cached_mean_ms", "mean_ms")]
+        times = [value(case, name) for name in ("transfer_ms", "compute_ms", "overlapped_ms")]
         loader, cached, real = times
         if case.family != "feed" or over is None or not loader or not cached or not real:
             return None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from harness.feeding import CLOSE, Feed, Scale, batchings, feeds, scales, storage_bound
 from harness.labels import USUAL, Names, axis_words, clean, count, number, percent, ratio, short_names
 from harness.record import Record
+from harness.views import metric
 
 # Sentences of a summary; the others stand below the table.
 MOST_VERDICTS = 3
@@ -50,7 +51,18 @@ def doubts(record: Record) -> list[tuple[str, bool]]:
     unclear = [feed for feed in found if feed.verdict == "unclear"]
     if unclear:
         made.append((f"too noisy to tell input-bound from not: {_named(unclear, names)}", False))
+    fast = [feed for feed in found if _too_fast(feed)]
+    if fast:
+        text = (
+            "a real step is faster than the loader alone or the cached step, as with batches made before it"
+        )
+        made.append((f"{text}: {_named(fast, names)}", True))
     return made
+
+
+def _too_fast(feed: Feed) -> bool:
+    over = metric(feed.case, "bound_ratio")
+    return over is not None and over.high is not None and over.high < 1 - CLOSE
 
 
 def _unpinned(found: Sequence[Feed]) -> list[str]:
@@ -82,10 +94,11 @@ def _of_scale(scale: Scale, found: Iterable[Feed]) -> str:
     if knee is None and not late:
         text = "too noisy to tell input-bound from not"
     elif knee is None:
-        text = (
-            f"input-bound with {_listed(scale.workers)} workers, so more than {scale.workers[-1]} are needed"
-        )
-        text += f" ({_off(best)} with {best.workers})"
+        text = f"input-bound with {_listed(scale.workers)} workers"
+        if best.workers == scale.workers[-1]:
+            text += f", so more than {best.workers} are needed ({_off(best)} with {best.workers})"
+        else:
+            text += f", and more are no help: best with {best.workers} ({_off(best)})"
     elif before:
         text = f"input-bound with {_workers(before[-1])} ({_off(before[-1])}), not from {knee} on"
         text += f" ({_off(_at(scale, knee))})"
@@ -109,10 +122,15 @@ def _off(feed: Feed) -> str:
     """How far a real step is from the cached one, and whether it waits."""
     text = f"a real step takes {ratio(feed.over.value)}x the cached one"
     if feed.verdict == "slowed":
-        text += " by the copy, or by cores shared with workers"
+        text += f" by {_slows(feed)}"
     elif feed.verdict == "input-bound" and feed.bursts:
         text += ", in bursts, so told by means"
     return text
+
+
+def _slows(feed: Feed) -> str:
+    """What may slow a step whose batch is there."""
+    return "the copy, or cores shared with workers" if feed.workers else "the copy, or batches made beside it"
 
 
 def _at(scale: Scale, workers: int) -> Feed:
@@ -127,7 +145,7 @@ def _of_case(feed: Feed, found: Iterable[Feed]) -> str:
         text = f"too noisy to tell: {over}, anything from {between}"
     elif feed.verdict == "slowed":
         waits = f", of which the device waits {number(feed.gap_ms)} ms for its batch" if feed.gap_ms else ""
-        text = f"not input-bound, and yet {over}{waits}: the copy, or cores shared with workers"
+        text = f"not input-bound, and yet {over}{waits}: {_slows(feed)}"
     elif feed.verdict == "input-bound":
         text = f"input-bound: {over}{_waiting(feed)}{_blocked(feed)}"
         if storage_bound(feed, found):

@@ -1,5 +1,6 @@
 """Facts of the host that more than one layer asks for."""
 
+import contextlib
 import ctypes
 import platform
 from collections.abc import Iterator
@@ -39,6 +40,17 @@ def oom_kills() -> int | None:
             except (OSError, ValueError, KeyError):  # a group without the controller, or an old kernel
                 pass
     return None
+
+
+def group_lives(group: int) -> bool:
+    """Whether a process of that process group runs; one that has ended and was not asked why does not."""
+    for file in PROC.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            # The name before the last bracket may hold anything.
+            state, _, owner = file.read_text().rpartition(")")[2].split()[:3]
+            if int(owner) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _containers_left() -> Iterator[int]:

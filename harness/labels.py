@@ -141,7 +141,10 @@ def short_names(cases: Iterable[CaseResult | Case]) -> Names:
     for key, named in words.items():
         own = {axis: text for axis, text in named.items() if axis not in shared}
         fields[key] = tuple(text for axis, text in own.items() if axis not in RARE)
-        rest[key] = " ".join(own[axis] for axis in RARE if axis in own and own[axis] != USUAL.get(axis))
+        rare = [axis for axis in RARE if axis in own]
+        unusual = [axis for axis in rare if own[axis] != USUAL.get(axis)]
+        # What differs from the others only in what is as usual would have no name.
+        rest[key] = " ".join(own[axis] for axis in (unusual if unusual or fields[key] else rare))
     said = (
         text
         for axis, text in shared.items()

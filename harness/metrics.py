@@ -14,7 +14,7 @@ import numpy as np
 from harness import buckets, theory
 from harness import record as records
 from harness.doubts import NAMES, doubts
-from harness.evidence import launch_error
+from harness.evidence import launch_error, mean_error
 from harness.families import grouped
 from harness.record import CaseResult, Launch, Record, Round
 from harness.registry import HEADLINE, Metric, metrics_of
@@ -57,12 +57,18 @@ def launch_estimates(case: CaseResult, names: Iterable[str]) -> dict[str, list[t
     if not wanted:
         return found
     together = [np.column_stack([columns[arm] for arm in arms]) for columns in launches]
-    medians = dict(zip(arms, np.array([np.median(rounds, axis=0) for rounds in together]).T, strict=True))
-    shares = dict(zip(arms, np.array([launch_error(rounds) for rounds in together]).T, strict=True))
+
+    def by_arm(of: Callable[[Array], Any]) -> dict[str, Array]:
+        return dict(zip(arms, np.array([of(rounds) for rounds in together]).T, strict=True))
+
+    # A metric of means has the error of a mean (registry.py).
+    medians = by_arm(lambda rounds: np.median(rounds, axis=0)), by_arm(launch_error)
+    means = by_arm(lambda rounds: rounds.mean(axis=0)), by_arm(mean_error)
     for metric in wanted:
         of = _of(metric, case)
-        values = of(medians)
-        moved = [of(medians | {arm: medians[arm] * (1 + shares[arm])}) - values for arm in metric.arms]
+        middle, shares = means if metric.quantile is None else medians
+        values = of(middle)
+        moved = [of(middle | {arm: middle[arm] * (1 + shares[arm])}) - values for arm in metric.arms]
         errors = np.sqrt(sum(shift**2 for shift in moved))
         found[metric.name] = list(zip(values.tolist(), errors.tolist(), strict=True))
     return found

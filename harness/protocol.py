@@ -14,7 +14,8 @@ from harness.record import Ceiling, Control, Launch
 # record.STATUSES, so that a worker cannot say another word.
 Status = Literal["ok", "unsettled", "skipped", "invalid", "error"]
 
-_PATH = re.compile(r"(?<![^\s'\"`(\[{<=:,])(?:~|\.{1,2})?/(?!/)[^\s'\"`()\[\]{}<>:,]+")
+# /dev/shm is the same on every machine.
+_PATH = re.compile(r"(?!/dev/shm(?![\w./-]))(?<![^\s'\"`(\[{<=:,])(?:~|\.{1,2})?/(?!/)[^\s'\"`()\[\]{}<>:,]+")
 _LONGEST = 300
 
 

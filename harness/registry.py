@@ -152,9 +152,6 @@ METRICS: dict[str, Metric] = {
             description="overlapped / DistributedDataParallel without a hook: 1 where measuring costs nothing",
             arms=("native", "overlapped"), of=lambda t, n: t["overlapped"] / t["native"], families=DDP_ONLY,
         ),
-        _mean("mean_ms", "overlapped", "mean", "real step, mean over all rounds: next(), copy to the device, compute"),
-        _mean("loader_mean_ms", "transfer", "loader mean", "a batch of the loader alone, mean over all rounds"),
-        _mean("cached_mean_ms", "compute", "cached mean", "step on a batch on the device, mean over all rounds"),
         Metric(
             name="over_cached", unit="ratio", label="over cached",
             description="mean real step / mean cached step: 1 where the loader costs nothing",
@@ -205,10 +202,19 @@ _OTHERWISE: dict[tuple[str, str], Metric | None] = {
 
 
 def metrics_of(family: str) -> dict[str, Metric]:
-    """The metrics that a family has, by name."""
+    """The metrics that a family has, by name.
+
+    Those of a loader are made of means: where it stalls in bursts most batches come at once, and a median shows
+    nothing.
+    """
     found = (
         _OTHERWISE.get((family, name), metric)
         for name, metric in METRICS.items()
         if not metric.families or family in metric.families
     )
-    return {metric.name: metric for metric in found if metric is not None}
+    means = family in FEED_ONLY
+    return {
+        metric.name: replace(metric, quantile=None) if means and metric.quantile == 0.5 else metric
+        for metric in found
+        if metric is not None
+    }

@@ -101,7 +101,7 @@ def _loaders(record: Record) -> dict[str, Any] | None:
             "verdict": feed.verdict,
             "loader": number(feed.loader_ms),
             "cached": number(feed.cached_ms),
-            "real": with_spread(metric(feed.case, "mean_ms")),
+            "real": with_spread(metric(feed.case, "overlapped_ms")),
             "over": with_interval(feed.over),
             "idle": number(feed.gap_ms),
             "next": number(feed.next_ms),

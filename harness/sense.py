@@ -45,9 +45,6 @@ WORK = (
     "serial_ms",
     "transfer_unsplit_ms",
     "compute_unsplit_ms",
-    "mean_ms",
-    "loader_mean_ms",
-    "cached_mean_ms",
 )
 
 # No share or ratio of two times is larger.

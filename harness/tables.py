@@ -187,9 +187,9 @@ def _loader(cases: Sequence[CaseResult]) -> tuple[Column, ...]:
     """Columns of a loader beside a step, of means."""
     told = [feeding.Feed.of(case) for case in cases]
     return (
-        _numbers("loader\nms", cases, "loader_mean_ms", spare=3),
-        _numbers("cached\nstep ms", cases, "cached_mean_ms", spare=2),
-        Column("real step\nms", [with_spread(metric(case, "mean_ms")) for case in cases]),
+        _numbers("loader\nms", cases, "transfer_ms", spare=3),
+        _numbers("cached\nstep ms", cases, "compute_ms", spare=2),
+        Column("real step\nms", [with_spread(metric(case, "overlapped_ms")) for case in cases]),
         Column("over\ncached", _ratios(cases, "over_cached"), spare=2, last=True),
         _numbers("device\nidle ms", cases, "gap_ms", spare=2),
         _numbers("in next()\nms", cases, "next_ms", spare=4),

@@ -121,9 +121,10 @@ def test_leaving_the_block_ends_the_child(monkeypatch):
 def test_a_child_that_no_signal_ends_is_given_up_in_a_bounded_time(monkeypatch):
     """One that waits in a driver for a device that is lost. Here its signal is kept from it."""
     kill, kept = os.killpg, []
+    monkeypatch.setattr(os, "kill", lambda *arguments: None)
     monkeypatch.setattr(os, "killpg", lambda *arguments: kept.append(arguments))
-    monkeypatch.setattr(child, "CASE_S", 0.2)
-    monkeypatch.setattr(child, "KILL_S", 0.2)
+    for limit in ("CASE_S", "KILL_S", "REST_S"):
+        monkeypatch.setattr(child, limit, 0.2)
     code = BEGIN + "import time; time.sleep(60)"
     monkeypatch.setattr(
         child, "command", lambda events: [sys.executable, "-I", "-S", "-c", code, str(events)]
@@ -134,8 +135,8 @@ def test_a_child_that_no_signal_ends_is_given_up_in_a_bounded_time(monkeypatch):
     assert time.monotonic() - began < 5
     assert said == [Begin(key="a")]
     assert reason == "no sign of life for 0.2 s; SIGKILL does not end it: it waits in the kernel"
-    (group,) = kept
-    kill(*group)
+    assert [sent for _, sent in kept] == [signal.SIGTERM, signal.SIGKILL]
+    kill(*kept[-1])
     worker._process.wait()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness import contrast
-from harness.evidence import Evidence, History, Pair, history, launch_error, steady
+from harness.evidence import Evidence, History, Pair, history, launch_error, mean_error, steady
 
 
 def pair(base: list[float], head: list[float], case: str = "case", **more: object) -> Pair:
@@ -31,6 +31,15 @@ def test_launch_error_is_the_spread_of_the_median(rho: float, n: int) -> None:
     launches = [ar1(rho, n, seed) for seed in range(300)]
     spread = np.std([np.median(rounds) / 5.0 for rounds in launches])
     assert np.mean([launch_error(rounds) for rounds in launches]) == pytest.approx(spread, rel=0.25)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.7])
+def test_mean_error_is_the_spread_of_the_mean(rho: float) -> None:
+    launches = [ar1(rho, 40, seed) for seed in range(300)]
+    spread = np.std([rounds.mean() / 5.0 for rounds in launches])
+    assert np.mean([mean_error(rounds) for rounds in launches]) == pytest.approx(spread, rel=0.25)
+    assert mean_error([5.0]) == 0.0
+    assert launch_error([5.0] * 19 + [50.0]) == 0.0 < mean_error([5.0] * 19 + [50.0])
 
 
 def test_rounds_that_alternate_are_as_uncertain_as_their_times_are_apart() -> None:

@@ -3,7 +3,7 @@
 from factories import h2d_case, h2d_result, record
 from factories_feed import Loader, feed_record, feed_result, feed_results
 
-from harness import feeding_words
+from harness import feeding_words, metrics
 from harness.findings import doubts as all_doubts
 from harness.findings import summary
 
@@ -34,6 +34,24 @@ def test_a_loader_that_never_keeps_up_and_one_that_always_does():
     (worse,) = verdicts(*feed_results(Loader(), (4, 8)), feed_result(Loader(storage_ms=3.0), workers=16))
     assert "not input-bound with 4 workers or more" in worse
     assert "again with 16: more workers are slower" in worse
+
+
+def test_more_workers_that_are_no_help_are_not_asked_for():
+    """As where they share few cores: the more of them, the slower each step is beside the cached one."""
+    (said,) = verdicts(
+        *[
+            feed_result(Loader(step_ms=2.0, decode_ms=6.0 * count**2), workers=count, launch={"seed": count})
+            for count in (1, 2, 4)
+        ]
+    )
+    assert "input-bound with 1, 2 and 4 workers, and more are no help: best with 1" in said
+    assert "are needed" not in said
+
+
+def test_without_workers_no_cores_are_shared_with_any():
+    (said,) = verdicts(feed_result(Loader(step_ms=9.0, slowed=0.3), workers=0))
+    assert "the copy, or batches made beside it" in said
+    assert "workers" not in said.split(": ", 1)[1]
 
 
 def test_a_lone_case_says_what_waits_and_for_how_long():
@@ -121,6 +139,16 @@ def test_batchings_are_set_beside_each_other():
     told = notes(*made)
     assert "tokens wasted: padding 50.0 % (4.00 ms a real step, 4.00 cached, 1.00 us a token)" in told
     assert "packing 2.3 % (2.00 ms a real step, 2.00 cached, 0.500 us a token)" in told
+
+
+def test_steps_that_are_faster_than_what_feeds_them_are_a_loud_doubt():
+    made = feed_result(Loader(step_ms=2.0, decode_ms=15.0))
+    assert feeding_words.doubts(feed_record(made)) == []
+    for seen in made.launches[0].ranks[0].rounds:
+        seen.arms["overlapped"] *= 0.7
+    ((text, loud),) = feeding_words.doubts(feed_record(metrics.derive(made)))
+    assert loud
+    assert text.startswith("a real step is faster than the loader alone or the cached step")
 
 
 def test_what_stayed_unpinned_is_a_loud_doubt():

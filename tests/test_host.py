@@ -1,3 +1,6 @@
+import os
+import subprocess
+
 import pytest
 
 from harness import host
@@ -146,3 +149,16 @@ def test_a_kernel_that_does_not_count_says_nothing(kernel, text):
     assert host.oom_kills() is None
     kernel(proc__self__cgroup="0::/\n", cgroup__memory_events=text)
     assert host.oom_kills() is None
+
+
+def test_a_group_lives_while_one_of_it_runs():
+    process = subprocess.Popen(["sleep", "30"], start_new_session=True)
+    try:
+        assert host.group_lives(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not host.group_lives(process.pid), "what ended and was not asked why still has its number"
+    finally:
+        process.kill()
+        process.wait()
+    assert not host.group_lives(process.pid)

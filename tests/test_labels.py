@@ -95,6 +95,12 @@ def test_a_lone_case_keeps_its_name():
     assert short_names([case])[case.key] == "pinned side n=8 256MiB gated"
 
 
+def test_no_case_beside_others_has_an_empty_name():
+    """What is as usual goes unsaid, unless it is all that tells a case from the others."""
+    names = short_names(results({}, {"ranks": 2}, {"ranks": 3}))
+    assert sorted(names[key] for key in names.fields) == ["ranks=1", "ranks=2", "ranks=3"]
+
+
 def test_an_unknown_family_is_named_by_its_own_words():
     known, other = results({}, {})
     other.family, other.key, other.params = "ddp", "ddp[bucket=25]", {"bucket": 25}

@@ -88,7 +88,9 @@ class FeedWorkload:
             self._expected = iter(data.batches)
             self._last: Sequence[Pick] = ()
             self._seen: list[list[list[int]]] = []
-            self._prelude = self._batches_before(case.number("workers") * case.number("prefetch"))
+            self._drained, self._prelude = self._batches_before(
+                case.number("workers") * case.number("prefetch")
+            )
             self._allocate(profile, extra_ms)
             flops = sum(map(self._step.flops, self._cached)) / len(self._cached)
             self._facts: dict[str, Any] = {
@@ -158,10 +160,18 @@ class FeedWorkload:
         if short is not None:
             raise Skip(short)
 
-    def _batches_before(self, ahead: int) -> int:
-        """Batches to use up before time is taken: all that may have been made ahead, or more to end with an epoch."""
-        least, repeats = ahead + 2 if ahead else 1, self._data.repeats
-        return -(-least // repeats) * repeats if self._data.whole_epochs else least
+    def _batches_before(self, ahead: int) -> tuple[int, int]:
+        """Batches to use up before time is taken: at once, all that may have been made ahead; and in steps, as many
+        again, so that a loader that is faster than they are gets ahead as far as it does in a long run. Steps alone
+        would not use up what a loader makes meanwhile that is hardly slower. The last one ends an epoch where it must.
+        """
+        drained = ahead + 2 if ahead else 0
+        return drained, self._whole(drained + max(1, drained)) - drained
+
+    def _whole(self, batches: int) -> int:
+        """So many, or more to end with an epoch where samples are whole ones."""
+        repeats = self._data.repeats
+        return -(-batches // repeats) * repeats if self._data.whole_epochs else batches
 
     def _allocate(self, profile: Profile, extra_ms: float) -> None:
         backend, data = self._backend, self._data
@@ -205,9 +215,12 @@ class FeedWorkload:
         self._seen.append(found["index"].tolist())
         return found
 
-    def _loader_alone(self) -> Sample:
-        for _ in range(self._prelude):
+    def _drain(self, batches: int) -> None:
+        for _ in range(batches):
             self._note(self._loader.next())
+
+    def _loader_alone(self) -> Sample:
+        self._drain(self._whole(max(1, self._drained)))
         began, asked = time.monotonic(), time.perf_counter()
         for _ in range(self._data.repeats):
             batch = self._note(self._loader.next())
@@ -221,7 +234,9 @@ class FeedWorkload:
         backend, main, real = self._backend, self._backend.main, arm == "overlapped"
         first = self._prelude if real else WARM_STEPS
         total = first + self._data.repeats
-        if not real:
+        if real:
+            self._drain(self._drained)
+        else:
             self._loader.settle()
         waits, idle, began, issued = [0.0] * total, 0.0, 0.0, 0.0
         batch: Mapping[str, Tensor] = {}

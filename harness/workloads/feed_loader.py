@@ -27,8 +27,9 @@ from harness.workloads.order import Pick
 
 PROC = Path("/proc")
 
-# For one batch; a case that says nothing for longer than its parent allows would be ended as a whole.
-TIMEOUT_S = 60.0
+# For one batch. Where one of several workers hangs, the others' batches come first and each begins this time anew; all
+# of it must be less than a process that measures may be silent (harness/child.py), or nobody would say who hangs.
+TIMEOUT_S = 30.0
 
 # For workers to end by themselves. One that waits for a lock of another that was killed never does.
 END_S = 3.0

@@ -64,7 +64,9 @@ def make_source(
     except OSError as error:
         if made is not None:
             made.close()
-        raise UsageError(f"source: cannot keep samples in {folder}: {error.strerror}") from None
+        raise UsageError(
+            f"source: cannot keep samples in the folder for temporary files (TMPDIR): {error.strerror}"
+        ) from None
 
 
 class _Folder:

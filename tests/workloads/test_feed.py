@@ -30,6 +30,7 @@ from harness.workloads import build
 from harness.workloads.base import Sample
 from harness.workloads.feed import FeedWorkload
 
+SHARED = Path("/dev/shm")
 ROOT = Path(__file__).parents[2]
 
 
@@ -251,6 +252,16 @@ def test_steady_state_leaves_nothing_of_what_was_made_ahead(opened: Open) -> Non
         assert workload.sample(arm).ms >= 4 * 20
 
 
+@pytest.mark.timing
+@pytest.mark.parametrize("step_ms", [5.0, 15.0])
+def test_a_loader_that_is_hardly_slower_than_the_steps_sets_their_pace(opened: Open, step_ms: float) -> None:
+    """Of 20 ms a batch, with 8 ready: steps alone would use up a batch of them in 60 ms, and see no wait for long."""
+    workload = opened(hooks={"dataset": feeds.Slow, "extra_ms": step_ms}, workers=1, prefetch=8)
+    assert workload.warm_up() is None
+    workload._loader.settle()
+    assert workload.sample("overlapped").ms >= 0.97 * 4 * 20
+
+
 def timed(workload: FeedWorkload, samples: int = 3) -> dict[str, list[Sample]]:
     assert workload.warm_up() is None
     return {arm: [workload.sample(arm) for _ in range(samples)] for arm in workload.arms}
@@ -378,12 +389,14 @@ def test_a_worker_that_is_killed_costs_its_case_and_no_other(
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.timing  # other tests beside it have semaphores of their own
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_a_run_that_is_stopped(tmp_path: Path, end: signal.Signals) -> None:
     """Whether by Ctrl-C, or with the process that started it all. Ctrl-C leaves no file behind but the record."""
     mark = f"OVERLAP_TEST_{os.getpid()}_{end.name}"
     words = ["run", "--device", "cpu", "--no-controls", "--results", str(tmp_path)]
     case = "feed[data=text,source=store,workers=2,memory=pageable,start=forkserver]"
+    semaphores = set(SHARED.glob("sem.mp-*"))
     scratch = Path(tempfile.mkdtemp(prefix="o"))  # short: a fork server's socket lies in it
     run = subprocess.Popen(
         [sys.executable, "-m", "harness", *words, "--case", case],
@@ -400,6 +413,7 @@ def test_no_worker_outlives_a_run_that_is_stopped(tmp_path: Path, end: signal.Si
         assert wait_for(lambda: not processes_with(mark), 20), processes_with(mark)
         if end == signal.SIGINT:
             assert list(scratch.iterdir()) == []
+            assert set(SHARED.glob("sem.mp-*")) <= semaphores
     finally:
         for pid in processes_with(mark):
             os.kill(pid, signal.SIGKILL)

@@ -204,7 +204,8 @@ def test_samples_that_cannot_be_kept_are_one_line_and_leave_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        UsageError, match=r"^source: cannot keep samples in .*nowhere: No such file or directory$"
+        UsageError,
+        match=r"^source: cannot keep samples in the folder for temporary files \(TMPDIR\): No such file or directory$",
     ):
         make_source(name, BLOBS, tmp_path / "nowhere")
 
