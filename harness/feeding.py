@@ -60,7 +60,7 @@ class Feed:
     @classmethod
     def of(cls, case: CaseResult) -> "Feed | None":
         """None for a case of another family, or without its three arms."""
-        over = metric(case, "over_cached")
+        over = metric(case, "overlapped_over_compute")
         times = [value(case, name) for name in ("transfer_ms", "compute_ms", "overlapped_ms")]
         loader, cached, real = times
         if case.family != "feed" or over is None or not loader or not cached or not real:
@@ -205,11 +205,15 @@ class Scale:
         return next((feed.workers for feed in self.feeds if fed(feed)), None)
 
     @property
+    def late(self) -> list[Feed]:
+        """Those whose steps wait for their batches."""
+        return [feed for feed in self.feeds if feed.verdict == "input-bound"]
+
+    @property
     def again(self) -> list[int]:
         """Larger numbers of workers for which it waits all the same: more of them can be slower."""
         knee = self.knee
-        late = [feed.workers for feed in self.feeds if feed.verdict == "input-bound"]
-        return [] if knee is None else [workers for workers in late if workers > knee]
+        return [] if knee is None else [feed.workers for feed in self.late if feed.workers > knee]
 
     @property
     def needed(self) -> int | None:

@@ -88,8 +88,7 @@ def _sentences(found: Sequence[Feed]) -> list[str]:
 
 def _of_scale(scale: Scale, found: Iterable[Feed]) -> str:
     """The knee beside the formula's, and how far off it is below."""
-    knee, needed, best = scale.knee, scale.needed, scale.best
-    late = [feed for feed in scale.feeds if feed.verdict == "input-bound"]
+    knee, needed, best, late = scale.knee, scale.needed, scale.best, scale.late
     before = [feed for feed in late if knee is None or feed.workers < knee]
     if knee is None and not late:
         text = "too noisy to tell input-bound from not"

@@ -275,9 +275,7 @@ def _launch_bound(case: CaseResult, found: Mapping[str, records.Metric]) -> bool
 
     A gated sample is enqueued beforehand, and a pageable copy blocks the host by its nature.
     """
-    ungated = case.params.get("memory") == "pinned" and (
-        case.params.get("gate") == "off" or case.family == "feed"
-    )
+    ungated = case.params.get("memory") == "pinned" and case.params.get("gate") != "on"
     if not (ungated or case.params.get("backend") == "nccl") or "host_blocked_ms" not in found:
         return None
     return found["host_blocked_ms"].value >= LAUNCH_BOUND * found["overlapped_ms"].value

@@ -51,13 +51,10 @@ def _arm(
     )  # fmt: skip
 
 
-def _span(name: str, column: str, label: str, description: str) -> Metric:
-    return replace(_arm(name, column, label, description), families=DDP_ONLY)
-
-
-def _mean(name: str, column: str, label: str, description: str) -> Metric:
-    """Of feed, whose stalls come in bursts: a median would show the batches between them."""
-    return replace(_arm(name, column, label, description, quantile=None), families=FEED_ONLY)
+def _span(
+    name: str, column: str, label: str, description: str, families: tuple[str, ...] = DDP_ONLY
+) -> Metric:
+    return replace(_arm(name, column, label, description), families=families)
 
 
 METRICS: dict[str, Metric] = {
@@ -153,27 +150,22 @@ METRICS: dict[str, Metric] = {
             arms=("native", "overlapped"), of=lambda t, n: t["overlapped"] / t["native"], families=DDP_ONLY,
         ),
         Metric(
-            name="over_cached", unit="ratio", label="over cached",
-            description="mean real step / mean cached step: 1 where the loader costs nothing",
-            arms=("compute", "overlapped"), of=lambda t, n: t["overlapped"] / t["compute"], quantile=None,
-            families=FEED_ONLY,
-        ),
-        Metric(
             name="headroom", unit="fraction", label="headroom",
             description="mean cached step / mean batch of the loader alone - 1: negative, the loader is too slow",
-            arms=("transfer", "compute"), of=lambda t, n: t["compute"] / t["transfer"] - 1, quantile=None,
+            arms=("transfer", "compute"), of=lambda t, n: t["compute"] / t["transfer"] - 1,
             families=FEED_ONLY,
         ),
-        _mean("gap_ms", "overlapped.gap", "gap", "time the device is idle before a real step"),
+        _span("gap_ms", "overlapped.gap", "gap", "time the device is idle before a real step", FEED_ONLY),
         Metric(
             name="stall_share", unit="fraction", label="stalled",
             description="gap / real step, of means: the share of the time in which the device waits for input",
             arms=("overlapped.gap", "overlapped"), of=lambda t, n: t["overlapped.gap"] / t["overlapped"],
-            quantile=None, families=FEED_ONLY,
+            families=FEED_ONLY,
         ),
-        _mean(
+        _span(
             "next_ms", "overlapped.next", "in next()",
             "time the host is blocked in next(), of a batch; no loss where the device has work queued meanwhile",
+            FEED_ONLY,
         ),
         replace(
             _arm(

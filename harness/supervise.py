@@ -80,14 +80,13 @@ def no_ranks(case: Case, device: Device) -> str | None:
     """Why no such group of processes can be had here; None if it can. Known before any of them is started."""
     if case.ranks is None:
         return None
-    role, nccl = torchrun.role(), case.params.get("backend") == "nccl"
-    if nccl and device.kind == "cpu":
+    role, backend = torchrun.role(), case.params.get("backend")
+    if backend == "nccl" and device.kind == "cpu":
         return "NCCL has no meaning on the cpu backend: it reduces on GPUs"
     if role is not None and role.size != case.ranks:
         return f"is a case of {case.ranks} ranks, and torchrun started {role.size}"
-    # Gloo's ranks may share a GPU; copies that do would share its link and its copy engines.
-    own = nccl or (case.family.name == "h2d" and device.kind == "cuda")
-    if role is None and own and case.ranks > device.count:
+    # Gloo's ranks may share a GPU. NCCL's cannot, and copies that did would share its link and its copy engines.
+    if role is None and device.kind == "cuda" and backend != "gloo" and case.ranks > device.count:
         return f"needs {case.ranks} GPUs, one a rank; {device.count} here"
     return None
 

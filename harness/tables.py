@@ -190,7 +190,7 @@ def _loader(cases: Sequence[CaseResult]) -> tuple[Column, ...]:
         _numbers("loader\nms", cases, "transfer_ms", spare=3),
         _numbers("cached\nstep ms", cases, "compute_ms", spare=2),
         Column("real step\nms", [with_spread(metric(case, "overlapped_ms")) for case in cases]),
-        Column("over\ncached", _ratios(cases, "over_cached"), spare=2, last=True),
+        Column("over\ncached", _ratios(cases, "overlapped_over_compute"), spare=2, last=True),
         _numbers("device\nidle ms", cases, "gap_ms", spare=2),
         _numbers("in next()\nms", cases, "next_ms", spare=4),
         Column(

@@ -38,7 +38,7 @@ def test_a_loader_is_told_by_means_and_is_no_piece_of_a_pipeline():
     )
     own = set(loaders) - set(copies)
     assert own == {
-        "over_cached", "headroom", "gap_ms", "stall_share", "next_ms", "next_max_ms",
+        "headroom", "gap_ms", "stall_share", "next_ms", "next_max_ms",
     }  # fmt: skip
     assert {metric.quantile for metric in loaders.values()} == {None, 0.1, 1.0}
     assert not any(metric.per_round for metric in loaders.values()), (

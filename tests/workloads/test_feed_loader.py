@@ -47,9 +47,11 @@ class Opened:
         }
         self.loader = Loader(self.data.dataset, self.data.collate, iter(self.data.batches), **base | options)
 
-    def take(self, count: int) -> None:
+    def take(self, count: int) -> int:
+        """So many batches, each of which must be the next one; how many were."""
         for _ in range(count):
             assert same(fields(self.loader.next()), self.data.reference(next(self.picks)))
+        return count
 
     def close(self) -> None:
         self.loader.close()
@@ -103,10 +105,10 @@ def test_passes_are_one_stream_whatever_was_made_ahead(opened: Any, options: dic
     here = opened(**options)
     for _ in range(2):
         here.loader.begin(3)
-        here.take(3)
+        assert here.take(3) == 3
         here.loader.finish()
     here.loader.begin()
-    here.take(10)  # over the ends of epochs
+    assert here.take(10) == 10, "over the ends of epochs"
 
 
 def test_workers_live_on_over_passes_only_where_they_should(opened: Any) -> None:
@@ -138,12 +140,12 @@ def test_settled_workers_have_made_all_they_may_and_no_more(opened: Any) -> None
 class Pinning:
     """Counts as a queue does behind a thread that pins one batch after another; `left` looks until all are there."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    def __init__(self, iterator: Any, left: int) -> None:
+        self._iterator, self.left = iterator, left
 
     def qsize(self) -> int:
         self.left -= 1
-        return 4 - max(0, self.left)
+        return int(self._iterator._tasks_outstanding) - max(0, self.left)
 
 
 def test_a_loader_is_settled_when_all_is_pinned_too(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +154,7 @@ def test_a_loader_is_settled_when_all_is_pinned_too(opened: Any, monkeypatch: py
     here.loader.begin()
     here.take(1)
     with monkeypatch.context() as patch:
-        queue = Pinning(left=20)
+        queue = Pinning(here.loader._iterator, left=20)
         patch.setattr(here.loader._iterator, "_pin_memory_thread", object(), raising=False)
         patch.setattr(here.loader._iterator, "_data_queue", queue)
         here.loader.settle()
@@ -173,7 +175,7 @@ def test_workers_collect_garbage_though_the_loop_does_not_while_it_measures(open
     try:
         here = opened(Collecting)
         here.loader.begin()
-        here.take(2)
+        assert here.take(2) == 2, "a sample that finds it off is an error of its worker"
     finally:
         gc.enable()
 
@@ -318,6 +320,6 @@ def test_workers_of_a_process_that_uses_cuda_do_their_work(opened: Any, start: s
     backend = get_backend("cuda")
     here = opened(start=start, pinned=True, timeout_s=60.0)
     here.loader.begin()
-    here.take(8)
+    assert here.take(8) == 8
     here.close()
     backend.close()
