@@ -323,6 +323,7 @@ def _pairs(key: str, base: Times, head: Times, budget: Budget) -> Iterable[Pair]
             if min(len(old), len(new)) >= MIN_LAUNCHES:
                 base_errors, head_errors = base.errors[name] / old, head.errors[name] / new
                 some, others = steady(base_errors), steady(head_errors)
+                host = name == "host_ms"
                 yield Pair(
                     case=key,
                     quantity=name,
@@ -330,7 +331,8 @@ def _pairs(key: str, base: Times, head: Times, budget: Budget) -> Iterable[Pair]
                     head=new[others].tolist(),
                     base_errors=base_errors[some].tolist(),
                     head_errors=head_errors[others].tolist(),
-                    budget=budget.host if name == "host_ms" else budget.time,
+                    budget=budget.host if host else budget.time,
+                    population=f"{'host' if host else 'time'}{'' if budget.gates(key) else ', unbudgeted'}",
                 )
 
 

@@ -4,12 +4,13 @@ A test is one quantity of one case, decided from one number per launch. One corr
 1 in 100 comparisons of unchanged code calls any of them slower or faster.
 
 Noise of an NVIDIA H200, in cases that settled: the standard deviation of a launch's median between launches, and in
-brackets what the rounds inside the launches explain, from results/records/h200-1:
+brackets what the rounds inside the launches explain, from results/:
 
     one day, 2 launches, 28 cases     overlapped 0.11 % (0.08)   transfer 0.11 % (0.10)   compute 0.06 % (0.05)
     another, 5 launches, 17 cases     overlapped 0.39 % (0.15)   transfer 0.36 % (0.22)   compute 0.09 % (0.04)
     a quiet host, 3 launches, 28      overlapped 0.06 % (0.05)   transfer 0.08 % (0.05)   compute 0.05 % (0.03)
     a busy host, 5 launches, 28       overlapped 1.28 % (0.26)   transfer 1.61 % (0.40)   compute 0.11 % (0.06)
+    a gate (gate/same), 6, 28         overlapped 0.11 % (0.06)   transfer 0.11 % (0.06)   compute 0.23 % (0.04)
 
 Single launches are 2 to 4 % apart from the rest. Pageable copies vary by 12 % and up to 27 %, small ungated ones by 15
 to 20 %, the time the host needs to enqueue by 20 %. A launch varies by twice the error of its rounds, give or take

@@ -51,7 +51,9 @@ class Pair:
     """One quantity of one case, measured twice: a positive number per launch, in any unit.
 
     base_errors, head_errors: the relative standard error of each launch by its own rounds (see `launch_error`), or
-    empty. budget: the relative loss that may not pass; an effect below half of it is never called.
+    empty. budget: the relative loss that may not pass; an effect below half of it is never called. population: pairs
+    of one vary alike for all that is known beforehand, so what is seen of some tells of the others. Pairs of another,
+    such as pageable copies, which are known to alternate, tell nothing of these.
     """
 
     case: str
@@ -62,6 +64,7 @@ class Pair:
     head_errors: Sequence[float] = ()
     history: History | None = None
     budget: float = BUDGET
+    population: str = ""
 
     def __post_init__(self) -> None:
         sides = ("base", self.base, self.base_errors), ("head", self.head, self.head_errors)
@@ -152,8 +155,8 @@ class Evidence:
 
     shift: log of head over base. unit: the standard deviation of a shift in those of a launch. variance: of a launch,
     estimated with `freedom`. floor: a standard deviation it cannot have less than. scale: the standard deviation that
-    it is measured by, and ruler, an index of RULERS, where that is from. owner: the case, as a number. launches: of
-    both sides. minimum: the least shift that is called. gap: see `_gap`.
+    it is measured by, and ruler, an index of RULERS, where that is from. owner and population: the case and the
+    population, as numbers. launches: of both sides. minimum: the least shift that is called. gap: see `_gap`.
     """
 
     design: Design
@@ -165,6 +168,7 @@ class Evidence:
     scale: Array
     ruler: NDArray[np.intp]
     owner: NDArray[np.intp]
+    population: NDArray[np.intp]
     launches: NDArray[np.intp]
     minimum: Array
     gap: Array
@@ -172,7 +176,9 @@ class Evidence:
     @classmethod
     def of(cls, pairs: Sequence[Pair], design: Design) -> Evidence:
         """Raises ValueError for nights of which a pair has no history."""
-        cases = {case: at for at, case in enumerate(dict.fromkeys(pair.case for pair in pairs))}
+        owner, population = (
+            _numbered([getattr(pair, field) for pair in pairs]) for field in ("case", "population")
+        )
         rows = [_interleaved(pair) if design == "interleaved" else _nights(pair) for pair in pairs]
         shift, unit, variance, freedom, floor, gap = np.array(rows, dtype=np.float64).T
         scale, ruler = zip(
@@ -188,7 +194,8 @@ class Evidence:
             scale=np.array(scale),
             ruler=np.array([RULERS.index(name) for name in ruler]),
             gap=gap,
-            owner=np.array([cases[pair.case] for pair in pairs]),
+            owner=owner,
+            population=population,
             launches=np.array([len(pair.base) + len(pair.head) for pair in pairs]),
             minimum=np.log1p([pair.budget / 2 for pair in pairs]),
         )
@@ -196,7 +203,8 @@ class Evidence:
     @cached_property
     def spread(self) -> Spread:
         """Of a launch in every test, as shares of its scale: so measured, noisy cases and quiet ones are alike."""
-        parts = [np.flatnonzero(self.ruler == ruler) for ruler in np.unique(self.ruler)]
+        kinds = np.unique([self.ruler, self.population], axis=1, return_inverse=True)[1]
+        parts = [np.flatnonzero(kinds == kind) for kind in range(kinds.max() + 1)]
         sigma, weight = [], []
         for part in parts:
             scale = self.scale[part] / np.exp(np.log(self.scale[part]).mean())
@@ -212,18 +220,26 @@ class Evidence:
         """The least shift that may be called, whatever its spread: the minimum, or what alternation could do.
 
         Launches that are each at one of two times put all of base at the lower and all of head at the upper one with
-        chance 2^-launches, and show no spread then. Such cases are known by the others: where more of them alternate
-        than `level` allows for, no shift within twice the gap of the next is called. Nobody knows of the only one
-        there is, and 3 against 3 of its launches look slower in 1 of 64 comparisons: a history or a second stage tells.
+        chance 2^-launches, and show no spread then. Such cases are known by the others of their population: where
+        more of these alternate than `level` allows for, no shift within twice the gap of the next is called. Nobody
+        knows of the only one there is, and 3 against 3 of its launches look slower in 1 of 64 comparisons: a history
+        or a second stage tells.
         """
         least = self.minimum.copy()
         if self.gap.any():
-            for owner in np.unique(self.owner):
-                gaps = np.sort(self.gap[self.owner != owner])[::-1]
-                mine = np.flatnonzero(self.owner == owner)
+            for owner, population in np.unique([self.owner, self.population], axis=1).T:
+                alike = self.population == population
+                gaps = np.sort(self.gap[alike & (self.owner != owner)])[::-1]
+                mine = np.flatnonzero(alike & (self.owner == owner))
                 allowed = np.minimum(level * 2.0 ** launches[mine], len(gaps)).astype(np.intp)
                 least[mine] = np.maximum(least[mine], 2 * np.append(gaps, 0.0)[allowed])
         return least
+
+
+def _numbered(names: Sequence[str]) -> NDArray[np.intp]:
+    """Each name as a number, in order of appearance."""
+    numbers = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names])
 
 
 def _interleaved(pair: Pair) -> tuple[float, ...]:

@@ -1,15 +1,19 @@
 """Base against head on synthetic launches: verdicts, legs, coverage, breaks; and what the gate makes of them."""
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from factories import h2d_case, h2d_launch, record, skipped, unmeasured
 
 from harness import budgets, comparison, gate, metrics
+from harness import record as records
 from harness.case import Case
 from harness.comparison import Comparison, compare
 from harness.errors import UsageError
+from harness.evidence import Pair
 from harness.record import Ceiling, Record
 from harness.sides import Side
 
@@ -374,3 +378,55 @@ def test_what_has_no_budget_is_not_measured_again_for_not_being_seen() -> None:
     for case in made.cases:
         case.gated = False
     assert comparison.unseen(made) == []
+
+
+# As recorded on an NVIDIA H200, in turns: the nightly suite of one commit twice, and 5 % more bytes copied in head
+
+GATES = Path(__file__).parent.parent / "results" / "gate"
+
+
+def recorded(name: str) -> tuple[Side, Side]:
+    base, head = (
+        Side(side, tuple(records.read(path) for path in sorted((GATES / name / side).glob("*.json"))))
+        for side in ("base", "head")
+    )
+    return base, head
+
+
+def test_one_commit_twice_on_an_h200_is_the_same() -> None:
+    made = compare(*recorded("same"), budgets.load())
+    gated = [case.verdict for case in made.cases if case.gated and case.verdict != "skipped"]
+    assert gated == ["same"] * 28
+    assert "slower" not in verdicts(made).values()
+    assert gate.exit_code(made) == 0
+
+
+def test_5_percent_more_bytes_on_an_h200_are_a_loss_of_the_copy() -> None:
+    made = compare(*recorded("bytes"), budgets.load())
+    assert [case.verdict for case in made.cases] == ["slower"] * 8
+    assert all("copy" in case.legs and "compute" not in case.legs for case in made.cases)
+    assert gate.exit_code(made) == 1
+
+
+def test_a_loss_of_5_percent_in_any_case_of_a_whole_h200_suite_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 3 launches a side, in one stage, beside pageable and launch-bound cases that differ by 20 %."""
+    base, head = recorded("same")
+    real = comparison._pairs
+    gated = [
+        case.key
+        for case in compare(base, head, budgets.load()).cases
+        if case.gated and case.verdict != "skipped"
+    ]
+    for lost in gated[::4]:
+
+        def planted(key: str, *given: object, lost: str = lost) -> Iterator[Pair]:
+            for pair in real(key, *given):  # type: ignore[arg-type]
+                slow = key == lost and pair.quantity in ("overlapped_ms", "transfer_ms")
+                yield dataclasses.replace(pair, head=[1.05 * ms for ms in pair.head]) if slow else pair
+
+        monkeypatch.setattr(comparison, "_pairs", planted)
+        made = compare(base, head, budgets.load())
+        assert [case.key for case in made.cases if case.verdict == "slower"] == [lost]
+        assert next(case for case in made.cases if case.key == lost).legs == ["copy"]

@@ -258,3 +258,20 @@ def test_others_that_alternate_leave_a_shift_of_that_size_open() -> None:
     assert tests.least(tests.launches, 0.005)[1] == pytest.approx(2 * gap)
     assert tests.least(tests.launches, 0.005)[0] == tests.minimum[0], "its own spread tells"
     assert tests.least(np.full(2, 14), 0.005)[1] == tests.minimum[1]
+
+
+def test_others_of_another_population_say_nothing_of_a_shift_or_a_spread() -> None:
+    """Pageable copies alternate, as is known beforehand: pinned ones beside them are judged by pinned ones."""
+    rng = np.random.default_rng(4)
+    quiet = [
+        pair(*np.exp(0.001 * rng.standard_normal((2, 3))).tolist(), str(at), population="pinned")
+        for at in range(20)
+    ]
+    two = [
+        pair([4.86, 4.861, 5.05], [4.86, 5.051, 5.05], f"alternates {at}", population="pageable")
+        for at in range(20)
+    ]
+    alone, beside = Evidence.of(quiet, "interleaved"), Evidence.of([*quiet, *two], "interleaved")
+    assert (beside.least(beside.launches, 0.005)[:20] == beside.minimum[:20]).all()
+    assert (beside.least(beside.launches, 0.005)[20:] > 2 * beside.minimum[20:]).all()
+    assert beside.spread.reach(1e-4)[:20] == pytest.approx(alone.spread.reach(1e-4))
