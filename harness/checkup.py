@@ -32,7 +32,6 @@ def measured(device: Device, profile: Profile) -> Iterator[Finding]:
         profile=profile,
         cases=[],
         launch=0,
-        target=profile.settled,
         best_link=best_link(identity(device)),
     )
     try:

@@ -219,10 +219,18 @@ class Scale:
     def needed(self) -> int | None:
         """Workers that the formula asks for, W >= t_batch / t_step (theory.md, 8), before cores, memory or storage run
         out, for steps within CLOSE of cached ones. None where the record does not tell what a batch costs."""
+        return None if self.worker_ms is None else math.ceil(self.worker_ms / self.cached_ms / (1 + CLOSE))
+
+    @property
+    def worker_ms(self) -> float | None:
+        """What one worker needs for a batch; the median of the cases."""
         costs = [feed.worker_ms for feed in self.feeds if feed.worker_ms is not None]
-        if not costs:
-            return None
-        return math.ceil(statistics.median(costs) / self.cached_ms / (1 + CLOSE))
+        return statistics.median(costs) if costs else None
+
+    @property
+    def lone_ms(self) -> float | None:
+        """From batch to batch of the loader alone with a single worker, handing over included."""
+        return next((feed.loader_ms for feed in self.feeds if feed.workers == 1), None)
 
     @property
     def cached_ms(self) -> float:

@@ -10,6 +10,9 @@ from harness.views import metric
 # Sentences of a summary; the others stand below the table.
 MOST_VERDICTS = 3
 
+# A lone worker that takes so many times what a batch costs to make loses it by handing over, or by its core.
+SLOW_HAND = 1.25
+
 # What is listed in one line.
 MOST_LISTED = 12
 
@@ -106,11 +109,18 @@ def _of_scale(scale: Scale, found: Iterable[Feed]) -> str:
     if scale.again:
         text += f"; again with {_listed(scale.again)}: more workers are slower"
     if needed is not None:
-        cost = f"{number(best.worker_ms)} ms of a worker for a batch, {number(scale.cached_ms)} ms a step"
-        text += f"; theory: {needed} ({cost})"
+        cost = f"{number(scale.worker_ms)} ms of a worker for a batch, {number(scale.cached_ms)} ms a step"
+        text += f"; theory: {needed} ({cost}{_lone(scale)})"
     if any(storage_bound(feed, found) for feed in late):
         text += f"; {_storage(late[-1])}"
     return f"feed {_name(best, 'workers')}: {text}{_label(scale.feeds)}"
+
+
+def _lone(scale: Scale) -> str:
+    """Where a single worker brings batches more slowly than it makes them, theory asks for too few."""
+    if scale.worker_ms is None or scale.lone_ms is None or scale.lone_ms <= SLOW_HAND * scale.worker_ms:
+        return ""
+    return f"; a lone worker brings one in {number(scale.lone_ms)}, handing over and shared cores included"
 
 
 def _workers(feed: Feed) -> str:

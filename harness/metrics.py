@@ -281,14 +281,15 @@ def _launch_bound(case: CaseResult, found: Mapping[str, records.Metric]) -> bool
     return found["host_blocked_ms"].value >= LAUNCH_BOUND * found["overlapped_ms"].value
 
 
-def judge_launches(record: Record, target: float) -> None:
+def judge_launches(record: Record, target_of: Callable[[str], float]) -> None:
     """Make a case `unsettled`, in place, whose launches settled each by itself and yet disagree.
 
-    target: the largest Metric.spread of HEADLINE over all launches, as the stop rule asks of each of them.
+    target_of: by family, the largest Metric.spread of HEADLINE over all launches, as the stop rule asks of each.
     """
     for case in record.cases:
         found = case.metrics.get(HEADLINE)
         spread = None if found is None else found.spread
+        target = target_of(case.family)
         if case.status == "ok" and len(case.launches) > 1 and spread is not None and spread > target:
             wide = f"{100 * spread:.{1 if spread < 0.0995 else 0}f}"
             why = (

@@ -23,9 +23,9 @@ class Job(msgspec.Struct, kw_only=True):
     """One launch: the cases in order, on one device, with the ceilings and the controls first.
 
     seconds: when the whole launch should end, from the worker's start; a case begun before then gets its first
-    look all the same. best_link: the PCIe generation and width that device and slot can do, where they are known.
-    ranks: the processes that measure every case of it together; None for one alone. environment: what its processes
-    are started with besides the parent's.
+    look all the same. target: as in supervise.Plan. best_link: the PCIe generation and width that device and slot can
+    do, where they are known. ranks: the processes that measure every case of it together; None for one alone.
+    environment: what its processes are started with besides the parent's.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Job(msgspec.Struct, kw_only=True):
     profile: Profile
     cases: list[str]
     launch: int
-    target: float
+    target: float | None = None
     seconds: float | None = None
     controls: bool = True
     ceilings: bool = True

@@ -208,7 +208,7 @@ def _plan(
         device=device,
         launches=launches,
         seconds=options.seconds,
-        target=options.target or profile.settled,
+        target=options.target,
         controls=options.controls,
     )
 

@@ -170,12 +170,14 @@ def _quantile(samples: Array, quantile: float | None) -> Any:
 class StopRule:
     """When a launch has enough rounds (measurement.md rule 7). Looks only at fixed rounds.
 
-    target: the wider side of the headline's interval over its value. budget_s: asked at looks, and so never
-    before the first. limit_s: asked at every round, for a case that would not reach its next look in time.
+    target: the wider side of the headline's interval over its value, that of its `quantile` (None: of its mean).
+    budget_s: asked at looks, and so never before the first. limit_s: asked at every round, for a case that would not
+    reach its next look in time.
     """
 
     looks: tuple[int, ...] = (20, 40, 80)
     target: float = 0.01
+    quantile: float | None = 0.5
     budget_s: float = math.inf
     limit_s: float = math.inf
     seed: int = 0
@@ -203,8 +205,9 @@ class StopRule:
         return "budget" if late or elapsed_s >= self.budget_s or rounds >= self.looks[-1] else None
 
     def settled(self, samples: Sequence[float]) -> bool:
-        """Whether the interval of the median is within the target."""
-        found = interval(lambda t: t["headline"], [{"headline": samples}], seed=self.seed)
+        """Whether the interval is within the target."""
+        bootstrap = Bootstrap([{"headline": samples}], seed=self.seed)
+        found = bootstrap.interval(lambda t: t["headline"], ["headline"], self.quantile)
         return found.half_width <= self.target * abs(found.value)
 
 

@@ -23,6 +23,7 @@ CAPS = (MIB, 25 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB)
 CPU_CAPS = (MIB, 2 * MIB, 8 * MIB)
 # Processes that make batches; 0 is the one that computes.
 WORKERS = (0, 1, 2, 4, 8, 12, 16)
+FEWER = (0, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +161,8 @@ def _feed(profile: Profile, tier: str, ranks: int) -> list[Case]:
         return unique(found)
     found = cases(workers=(0, 2, 8))
     if tier == "nightly":
-        found += cases(memory=("pinned", "pageable"), workers=WORKERS)
-        found += cases(data="text", workers=WORKERS[:5])
+        for data in ("jpeg", "text"):
+            found += cases(data=data, workers=WORKERS) + cases(data=data, memory="pageable", workers=FEWER)
         found += cases(source=("files", "shards", "store"), workers=8)
         found += cases(data="text", batching=("bucketing", "packing"), workers=8)
         found += cases(workers=8, prefetch=4) + cases(workers=8, persistent="off")

@@ -27,15 +27,19 @@ Watch = Callable[[Event, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure. target: half-width of the headline's interval at which a case is settled, as a fraction."""
+    """What to measure. target: half-width of the headline's interval at which a case is settled, as a fraction; None:
+    what the profile says for its family."""
 
     cases: list[Case]
     profile: Profile
     device: Device
     launches: int
     seconds: float | None
-    target: float
+    target: float | None = None
     controls: bool = True
+
+    def target_of(self, family: str) -> float:
+        return self.target or self.profile.settled_of(family)
 
 
 def run(plan: Plan, kept: Record, path: Path, watch: Watch = lambda event, launch: None) -> Record:
@@ -132,7 +136,7 @@ class _Run:
             self._keep()  # The interrupt may have come while the last case was being written.
             raise
         self._note_left_out()
-        metrics.judge_launches(self._kept, self._plan.target)
+        metrics.judge_launches(self._kept, self._plan.target_of)
         metrics.derive_curves(self._kept)
         order = {case.key: place for place, case in enumerate(self._plan.cases)}
         self._kept.cases.sort(key=lambda case: order.get(case.key, len(order)))

@@ -38,6 +38,7 @@ from harness.protocol import (
     Status,
 )
 from harness.record import Discarded, Launch, Rank
+from harness.registry import HEADLINE, metrics_of
 from harness.sampler import Telemetry, open_sampler
 from harness.serving import one_line, serve
 from harness.statistics import StopRule
@@ -109,7 +110,7 @@ def run_job(job: Job, say: Say, *, began: float = STARTED, group: Group | None =
                 say(Done(key=key, status="skipped", reason=reason, launch=None, out_of_time=True))
                 continue
             case = Case.parse(key, FAMILIES)
-            rule = _rule(job, job.profile.seconds_of(case.family.name), left, len(job.cases) - index)
+            rule = _rule(job, case.family.name, left, len(job.cases) - index)
             say(_run_case(case, job, backend, telemetry, rule, patience, say, group))
         energy_j, energy_s = validity.energy(telemetry.since(ready), {})
         say(Closing(energy_j=energy_j, energy_s=energy_s))
@@ -126,13 +127,19 @@ def _ours(group: Group) -> dict[str, Any]:
     }
 
 
-def _rule(job: Job, budget: float, left: float | None, cases: int) -> StopRule:
-    """When sampling a case ends that has `budget` seconds, with `left` seconds for it and those after it, `cases` in
-    all (None: as long as it takes)."""
+def _rule(job: Job, family: str, left: float | None, cases: int) -> StopRule:
+    """When sampling a case of that family ends, with `left` seconds for it and those after it, `cases` in all (None: as
+    long as it takes)."""
+    budget = job.profile.seconds_of(family)
     limit = SLOW * budget
     if left is not None:
         budget, limit = min(budget, left / cases), min(limit, left)
-    return StopRule(target=job.target, budget_s=budget, limit_s=limit)
+    return StopRule(
+        target=job.target or job.profile.settled_of(family),
+        quantile=metrics_of(family)[HEADLINE].quantile,
+        budget_s=budget,
+        limit_s=limit,
+    )
 
 
 def _another(used: str | None, expected: str | None) -> bool:

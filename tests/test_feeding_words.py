@@ -25,6 +25,23 @@ def test_the_knee_stands_beside_theory():
     assert said.endswith("theory: 4 (8.00 ms of a worker for a batch, 2.00 ms a step)")
 
 
+def test_theory_is_told_from_the_median_case_and_beside_what_a_lone_worker_brings():
+    """A host whose cores come and go: costs were taken case by case, and one was dear."""
+    costs = {1: 8.0, 2: 8.0, 4: 30.0}
+    given = [
+        feed_result(Loader(storage_ms=10.5 if workers == 1 else 0.0), workers=workers,
+                    launch={"facts": {"read_ms": 0.0, "decode_ms": cost}})
+        for workers, cost in costs.items()
+    ]  # fmt: skip
+    (said,) = verdicts(*given)
+    assert said.endswith(
+        "theory: 4 (8.00 ms of a worker for a batch, 2.00 ms a step; "
+        "a lone worker brings one in 10.5, handing over and shared cores included)"
+    )
+    (close,) = verdicts(*feed_results(Loader(), (1, 2, 4)))
+    assert "lone" not in close
+
+
 def test_a_loader_that_never_keeps_up_and_one_that_always_does():
     (never,) = verdicts(*feed_results(Loader(step_ms=0.1), (0, 8, 16)))
     assert "input-bound with 0, 8 and 16 workers, so more than 16 are needed" in never

@@ -192,7 +192,7 @@ def apart(*scales: float, status: str = "ok", reason: str = "") -> CaseResult:
 
 def test_launches_that_disagree_leave_a_case_unsettled():
     result = apart(1.0, 1.14, 0.9)
-    judge_launches(record(result), 0.04)
+    judge_launches(record(result), lambda family: 0.04)
     assert result.status == "unsettled"
     wide = round(100 * result.metrics["overlapped_ms"].spread)
     assert wide == 14
@@ -206,20 +206,20 @@ def test_launches_that_disagree_leave_a_case_unsettled():
 )
 def test_launches_that_agree_and_a_single_one_stay_ok(scales, target: float, status: str):
     result = apart(*scales)
-    judge_launches(record(result), target)
+    judge_launches(record(result), lambda family: target)
     assert (result.status, result.reason) == (status, "")
 
 
 @pytest.mark.parametrize("status", ["unsettled", "skipped", "invalid", "error"])
 def test_what_is_wrong_already_keeps_its_reason(status: str):
     result = apart(1.0, 1.14, 0.9, status=status, reason="thermal slowdown")
-    judge_launches(record(result), 0.04)
+    judge_launches(record(result), lambda family: 0.04)
     assert (result.status, result.reason) == (status, "thermal slowdown")
 
 
 def test_what_is_known_of_an_ok_case_stays_beside_the_new_reason():
     result = apart(1.0, 1.14, reason="measured in 2 of 3 launches: budget")
-    judge_launches(record(result), 0.04)
+    judge_launches(record(result), lambda family: 0.04)
     assert result.reason.startswith(
         "measured in 2 of 3 launches: budget; 2 launches differ: the interval is +-"
     )

@@ -53,7 +53,8 @@ def test_a_plan_and_an_empty_record_at_its_place(tmp_path):
     (case,) = plan.cases
     assert case.key == SMALL.replace("]", f",profile={CPU.key}]")
     assert (plan.device.kind, plan.profile, plan.launches) == ("cpu", CPU, 3)
-    assert (plan.seconds, plan.target, plan.controls) == (60.0, CPU.settled, True)
+    assert (plan.seconds, plan.target, plan.controls) == (60.0, None, True)
+    assert (plan.target_of("h2d"), plan.target_of("feed")) == (CPU.settled, CPU.feed_settled)
     assert (kept.run.planned, kept.run.launches, kept.run.tier) == ([case.key], 3, "quick")
     assert (kept.run.suites, kept.run.command) == (["h2d"], ["run", "--launches", "3"])
     assert (kept.schema, kept.method, kept.run.finished) == (record.SCHEMA, METHOD_VERSION, False)
@@ -98,7 +99,7 @@ def test_a_commit_that_is_given_is_taken(tmp_path, given, commit, dirty):
 
 def test_target_machine_and_controls_are_taken(tmp_path):
     plan, kept, path = prepare(options(tmp_path, target=0.005, machine="bench-7", controls=False))
-    assert (plan.target, plan.controls) == (0.005, False)
+    assert (plan.target, plan.target_of("feed"), plan.controls) == (0.005, 0.005, False)
     assert (kept.machine.name, path.parent.name) == ("bench-7", "bench-7")
 
 

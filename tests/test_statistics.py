@@ -258,6 +258,13 @@ def test_a_lopsided_interval_is_settled_by_its_wider_side():
     assert StopRule(target=1.01 * wide / found.value).settled(samples)
 
 
+def test_what_is_told_by_means_settles_by_means():
+    """Few rounds that take long move no median, and a mean by much."""
+    samples = [5.0, 5.01, 4.99, 5.0] * 4 + [5.0, 20.0, 5.0, 20.0]
+    assert StopRule(target=0.05).settled(samples)
+    assert not StopRule(target=0.05, quantile=None).settled(samples)
+
+
 def test_target_is_relative_to_the_value():
     samples = series(5.0, 20, noise=0.01)
     half = interval(lambda t: t["x"], [{"x": samples}]).half_width

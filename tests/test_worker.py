@@ -210,6 +210,16 @@ def test_when_the_budget_is_used_up_the_rest_is_skipped_for_now(stage):
     assert stage.workloads == {}
 
 
+@pytest.mark.parametrize(("family", "quantile"), [("h2d", 0.5), ("feed", None)])
+def test_a_case_settles_by_its_familys_headline_and_the_profiles_target(
+    family: str, quantile: float | None
+) -> None:
+    job = Job(device="cpu", uuid=None, no_telemetry="", profile=PROFILE, cases=[], launch=0)
+    rule = worker._rule(job, family, None, 1)
+    assert (rule.target, rule.quantile) == (PROFILE.settled_of(family), quantile)
+    assert worker._rule(msgspec.structs.replace(job, target=0.2), family, None, 1).target == 0.2
+
+
 def test_a_budget_is_shared_among_the_cases_that_are_left(stage, monkeypatch):
     rules = []
     real = worker.measure

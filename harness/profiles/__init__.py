@@ -116,8 +116,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rotate_bytes: inputs are rotated over at least this much, more than twice the last-level cache.
     conditioning_gemms: GEMMs of the conditioning shape before every sample, so that each arm starts from the
     same load. case_seconds, ddp_case_seconds, feed_case_seconds: where sampling a case of h2d, ddp or feed stops
-    at the latest, after its first look. settled: half-width of the headline's interval, over its value, at which it
-    stops before.
+    at the latest, after its first look. settled, feed_settled: half-width of the headline's interval, over its value,
+    at which it stops before: means of a loader's pace are no surer, and its verdicts turn at 5 %.
     """
 
     name: Name
@@ -140,6 +140,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ddp_case_seconds: Positive = 8.0
     feed: FeedSizes = FeedSizes()
     feed_case_seconds: Positive = 8.0
+    feed_settled: Fraction = 0.03
 
     @property
     def key(self) -> str:
@@ -156,6 +157,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def seconds_of(self, family: str) -> float:
         """Where sampling a case of that family stops at the latest, after its first look."""
         return {"ddp": self.ddp_case_seconds, "feed": self.feed_case_seconds}.get(family, self.case_seconds)
+
+    def settled_of(self, family: str) -> float:
+        """The interval at which a case of that family is settled, as a fraction of its headline."""
+        return self.feed_settled if family == "feed" else self.settled
 
     @property
     def on_cpu(self) -> bool:

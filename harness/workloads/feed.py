@@ -7,9 +7,12 @@ batch, copy it, issue the step. The copy is issued to the stream of the step, as
 does. The host runs at most AHEAD steps ahead, as a loop does that reads its loss late, so that a wait in next() is
 one for the loader.
 
-Every sample begins in the steady state: batches that were made while another arm ran are used up before time is
-taken, and `compute` begins when the workers have nothing to do. No end of an epoch is a pause: to the loader epochs
-are one stream, and what the start costs, and going on to a next epoch, is measured by itself.
+Every sample begins in the steady state. `transfer`: what was made while another arm ran is used up before time is
+taken. `overlapped`: as many batches lie ready as when it last ended, the rest is used up, so that its samples are one
+long run with pauses: a loader that is slower than the steps has none ready, one that is faster all it may, and one that
+is hardly faster gets there over many samples. `compute` begins when the workers have nothing to do. No end of an epoch
+is a pause: to the loader epochs are one stream, and what the start costs, and going on to a next epoch, is measured by
+itself.
 
 Every sample is checked: what was taken must follow the order, sample by sample; the last batch must equal one that is
 made anew from memory; and the step must give what it gives for that.
@@ -37,7 +40,7 @@ from harness.workloads.preflight import Needs, look, shortage
 # Steps that are issued and not done, at most.
 AHEAD = 2
 
-# Steps before time is taken in `compute`, which has no queue to empty.
+# Steps before time is taken.
 WARM_STEPS = 2
 
 # Largest difference of two sums of a result's row, in standard deviations of those sums. The same product of the same
@@ -88,9 +91,7 @@ class FeedWorkload:
             self._expected = iter(data.batches)
             self._last: Sequence[Pick] = ()
             self._seen: list[list[list[int]]] = []
-            self._drained, self._prelude = self._batches_before(
-                case.number("workers") * case.number("prefetch")
-            )
+            self._most_ahead, self._ahead = case.number("workers") * case.number("prefetch"), 0
             self._allocate(profile, extra_ms)
             flops = sum(map(self._step.flops, self._cached)) / len(self._cached)
             self._facts: dict[str, Any] = {
@@ -124,10 +125,19 @@ class FeedWorkload:
             self._step.run(batch)
             self._signatures.append(self._step.signature(batch))
         self._facts |= self._starts()
-        failed = next((failed for arm in self.arms if (failed := self.sample(arm).failed)), None)
+        failed = self._try_arms()
         if (size := self._loader.worker_bytes()) is not None:
             self._facts["worker_bytes"] = round(size)
         return failed
+
+    def _try_arms(self) -> str | None:
+        """Every arm once; where the loader is faster, real steps begin with all batches ready that may be."""
+        tried: dict[str, Sample] = {}
+        for arm in self.arms:
+            if arm == "overlapped" and tried["transfer"].ms < tried["compute"].ms:
+                self._ahead = self._most_ahead
+            tried[arm] = self.sample(arm)
+        return next((tried[arm].failed for arm in self.arms if tried[arm].failed), None)
 
     def sample(self, arm: str) -> Sample:
         """Prepare, run and check one arm."""
@@ -160,18 +170,9 @@ class FeedWorkload:
         if short is not None:
             raise Skip(short)
 
-    def _batches_before(self, ahead: int) -> tuple[int, int]:
-        """Batches to use up before time is taken: at once, all that may have been made ahead; and in steps, as many
-        again, so that a loader that is faster than they are gets ahead as far as it does in a long run. Steps alone
-        would not use up what a loader makes meanwhile that is hardly slower. The last one ends an epoch where it must.
-        """
-        drained = ahead + 2 if ahead else 0
-        return drained, self._whole(drained + max(1, drained)) - drained
-
     def _whole(self, batches: int) -> int:
         """So many, or more to end with an epoch where samples are whole ones."""
-        repeats = self._data.repeats
-        return -(-batches // repeats) * repeats if self._data.whole_epochs else batches
+        return -(-batches // self._data.epoch) * self._data.epoch
 
     def _allocate(self, profile: Profile, extra_ms: float) -> None:
         backend, data = self._backend, self._data
@@ -188,7 +189,7 @@ class FeedWorkload:
             for name, tensor in self._cached[0].items()
         }
         self._signatures: list[Tensor] = []
-        total = max(self._prelude, WARM_STEPS) + data.repeats
+        total = data.epoch - 1 + WARM_STEPS + data.repeats
         self._ready: list[Event] = [backend.event() for _ in range(total)]
         self._done: list[Event] = [backend.event() for _ in range(total)]
         backend.synchronize()
@@ -220,7 +221,7 @@ class FeedWorkload:
             self._note(self._loader.next())
 
     def _loader_alone(self) -> Sample:
-        self._drain(self._whole(max(1, self._drained)))
+        self._drain(self._whole(self._most_ahead + 2 if self._most_ahead else 1))
         began, asked = time.monotonic(), time.perf_counter()
         for _ in range(self._data.repeats):
             batch = self._note(self._loader.next())
@@ -232,12 +233,11 @@ class FeedWorkload:
     def _steps(self, arm: str) -> Sample:
         """Steps without time, then with: on what the loader gives, or on what lies on the device."""
         backend, main, real = self._backend, self._backend.main, arm == "overlapped"
-        first = self._prelude if real else WARM_STEPS
+        self._loader.settle()
+        drained = self._most_ahead - self._ahead if real else 0
+        first = self._whole(drained + WARM_STEPS) - drained if real else WARM_STEPS
         total = first + self._data.repeats
-        if real:
-            self._drain(self._drained)
-        else:
-            self._loader.settle()
+        self._drain(drained)
         waits, idle, began, issued = [0.0] * total, 0.0, 0.0, 0.0
         batch: Mapping[str, Tensor] = {}
         backend.synchronize()
@@ -258,6 +258,8 @@ class FeedWorkload:
                 batch = self._cached[index % len(self._cached)]
             self._step.run(batch)
             backend.record(self._done[index], main)
+        if real:
+            self._ahead = min(self._loader.ahead(), self._most_ahead)
         waits = waits[first:]
         host_ms = (time.perf_counter() - issued - idle - sum(waits)) * 1e3
         backend.synchronize(self._done[total - 1])

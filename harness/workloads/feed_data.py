@@ -1,11 +1,13 @@
 """The data of a feed case: samples, where they are kept, the batches that are made of them, and what those are.
 
-A sample of an arm is a number of batches. With text it is one whole epoch, so that all of them are the same work: which
-texts make a batch is found once, and batches come in a new order each epoch. Pictures are all alike, so any batches of
-the stream will do.
+A sample of an arm is a number of batches, TURNS or more of each worker: workers deliver in turns, often all of them at
+about the same time, and a part of a turn would be all waiting or none. With text it is whole epochs besides, so that
+all samples are the same work: which texts make a batch is found once, and batches come in a new order each epoch.
+Pictures are all alike, so any batches of the stream will do.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,9 @@ from harness.workloads.sources import Source, make_source
 
 # Batches whose making is timed piece by piece.
 COSTED = 3
+
+# Batches of every worker in a sample, at least.
+TURNS = 2
 
 # Of a batch, what stays on the host: who its samples are.
 ON_HOST = ("index", "count")
@@ -84,8 +89,9 @@ class FeedData:
     """Samples, the loader's dataset and collate function, and batches to compare with.
 
     batches: the stream of batches that the loader is to ask for, and on a second pass again. repeats: how many are in a
-    sample of an arm. cached: the batches of one sample as they should be, made in this process from memory; all shapes
-    that text has are among them. whole_epochs: a sample begins and ends with an epoch.
+    sample of an arm. epoch: a sample begins and ends where so many batches do; 1 where it may begin anywhere. cached:
+    batches as they should be, made in this process from memory, an epoch of text or as many pictures as are usual in a
+    sample; all shapes that text has are among them.
     """
 
     def __init__(
@@ -96,10 +102,12 @@ class FeedData:
         collate: Callable[..., Any] = Collate,
     ) -> None:
         sizes, seed, self.kind = profile.feed, profile.seed, case.word("data")
-        self.whole_epochs = self.kind == "text"
         blobs = self._stored(sizes, seed)
         self.batches, self._first = self._stream(sizes, blobs, case.word("batching"), seed)
-        self.repeats = len(self._first) if self.whole_epochs else sizes.batches
+        self.epoch = len(self._first) if self.kind == "text" else 1
+        together = math.lcm(self.epoch, max(1, case.number("workers")))
+        least = max(sizes.batches, TURNS * case.number("workers"))
+        self.repeats = -(-least // together) * together
         made: dict[str, Any] = {"crop": sizes.crop, "longest": sizes.longest, "seed": seed}
         form = (self.kind, case.word("batching"), sizes.longest)
         folder = files.scratch()
@@ -115,7 +123,7 @@ class FeedData:
             )
             opened.callback(source.close)
             self._known, self._collate = FeedDataset(memory, self.kind, **made), Collate(*form)
-            self.cached = [self.reference(picks) for picks in self._first[: self.repeats]]
+            self.cached = [self.reference(picks) for picks in self._first]
             self.dataset, self.collate = dataset(source, self.kind, **made), collate(*form)
             self._opened = opened.pop_all()
 

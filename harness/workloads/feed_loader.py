@@ -216,6 +216,10 @@ class Loader:
             return True
         return bool(iterator._data_queue.qsize() >= iterator._tasks_outstanding)
 
+    def ahead(self) -> int:
+        """Batches that are made and not taken."""
+        return int(self._tally[:, MADE].sum()) - self._taken if self._workers else 0
+
     def worker_bytes(self) -> float | None:
         """Memory of a worker that it shares with nobody, mean; None where the kernel does not say."""
         found = [_private_bytes(pid) for pid in self._tally[:, PROCESS].tolist() if self._workers]

@@ -214,7 +214,7 @@ def test_a_step_left_out_is_found(opened: Open, monkeypatch: pytest.MonkeyPatch,
     workload = opened()
     assert workload.warm_up() is None
     calls, run = [0], workload._step.run
-    last = (2 if arm == "compute" else workload._prelude) + 4
+    last = 2 + 4
 
     def lazy(batch: Any) -> None:
         calls[0] += 1
@@ -223,6 +223,26 @@ def test_a_step_left_out_is_found(opened: Open, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(workload._step, "run", lazy)
     assert "rows of the last step's result are wrong" in (workload.sample(arm).failed or "")
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(("step_ms", "fed"), [(1.0, False), (60.0, True)])
+def test_real_steps_begin_with_as_many_batches_ready_as_they_left(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, step_ms: float, fed: bool
+) -> None:
+    """Two workers make a batch every 10 ms, eight may lie ready: none do where steps are shorter, most where longer."""
+    workload = opened(hooks={"dataset": feeds.Slow, "extra_ms": step_ms}, workers=2, prefetch=4)
+    assert workload.warm_up() is None
+    drained: list[int] = []
+    monkeypatch.setattr(workload, "_drain", lambda count: (drained.append(count), real(count)))
+    real = FeedWorkload._drain.__get__(workload)
+    for _ in range(2):
+        left = workload._ahead
+        assert workload.sample("transfer").failed is workload.sample("compute").failed is None
+        assert workload._ahead == left, "other arms are no steps of the run"
+        assert workload.sample("overlapped").failed is None
+        assert drained[-1] == 8 - left
+        assert workload._ahead >= 5 if fed else workload._ahead <= 2
 
 
 def test_samples_go_on_where_the_last_ended(opened: Open) -> None:
@@ -267,8 +287,8 @@ def timed(workload: FeedWorkload, samples: int = 3) -> dict[str, list[Sample]]:
     return {arm: [workload.sample(arm) for _ in range(samples)] for arm in workload.arms}
 
 
-def per_batch(samples: list[Sample]) -> float:
-    return statistics.mean(sample.ms for sample in samples) / 4
+def per_batch(samples: list[Sample], batches: int = 4) -> float:
+    return statistics.mean(sample.ms for sample in samples) / batches
 
 
 def span(samples: list[Sample], name: str) -> float:
@@ -319,7 +339,8 @@ def test_the_workers_needed_are_within_one_of_the_knee(opened: Open) -> None:
             workload = opened(hooks=hooks, workers=workers)
             found = timed(workload)
             steps[workers] = per_batch(found["overlapped"]) / per_batch(found["compute"])
-            facts, cached = workload.facts, per_batch(found["compute"])
+            facts = workload.facts
+            cached = per_batch(found["compute"], facts["repeats"])
             workload.close()
         needed = math.ceil((facts["read_ms"] + facts["decode_ms"]) / cached)
         knee = min((workers for workers, ratio in steps.items() if ratio < 1.1), default=99)
@@ -350,7 +371,7 @@ def test_a_slow_store_is_what_holds_the_steps_up(opened: Open) -> None:
     workload = opened(sizes, hooks={"extra_ms": 2.0}, source="store", workers=4)
     found = timed(workload, samples=2)
     facts = workload.facts
-    real, cached = per_batch(found["overlapped"]), per_batch(found["compute"])
+    real, cached = (per_batch(found[arm], facts["repeats"]) for arm in ("overlapped", "compute"))
     assert facts["read_ms"] > facts["decode_ms"]
     assert real > 2 * cached
     reached = facts["stored_bytes"] / (real * 1e-3) / 2**20
@@ -376,8 +397,7 @@ def test_an_idle_loader_leaves_the_cached_step_alone(opened: Open, monkeypatch: 
     settled = []
     settle = workload._loader.settle
     monkeypatch.setattr(workload._loader, "settle", lambda: settled.append(settle()))
-    for arm in workload.arms:
-        workload.sample(arm)
+    workload.sample("compute")
     assert len(settled) == 1
 
 

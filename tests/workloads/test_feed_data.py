@@ -29,7 +29,7 @@ def test_every_epoch_of_text_is_the_same_batches_in_a_new_order(batching: str) -
     try:
         epochs = [taken(data, 12)[low : low + 4] for low in (0, 4, 8)]
         assert data.repeats == 4
-        assert data.whole_epochs
+        assert data.epoch == 4
         contents = [[frozenset(index for _, index in batch) for batch in epoch] for epoch in epochs]
         assert len({frozenset(batches) for batches in contents}) == 1
         assert len({tuple(batches) for batches in contents}) > 1
@@ -49,7 +49,23 @@ def test_pictures_are_shuffled_anew_each_epoch_and_no_batch_is_short() -> None:
         assert sorted(flat) == [(epoch, index) for epoch in range(2) for index in range(10)]
         assert [index for _, index in flat[:10]] != [index for _, index in flat[10:]]
         assert data.repeats == 4
-        assert not data.whole_epochs
+        assert data.epoch == 1
+    finally:
+        data.close()
+
+
+@pytest.mark.parametrize(
+    ("axes", "batches"),
+    [({"workers": 0}, 4), ({"workers": 1}, 4), ({"workers": 2}, 4), ({"workers": 3}, 6), ({"workers": 5}, 10),
+     ({"workers": 2, "data": "text"}, 4), ({"workers": 3, "data": "text"}, 12)],
+)  # fmt: skip
+def test_a_sample_has_whole_turns_of_all_workers_and_of_text_whole_epochs(
+    axes: dict[str, Any], batches: int
+) -> None:
+    data = data_of(**axes)
+    try:
+        assert data.repeats == batches
+        assert len(data.cached) == 4, "more of the same need no more memory"
     finally:
         data.close()
 
