@@ -57,7 +57,8 @@ def test_the_key_is_the_name_and_a_short_hash():
 
 
 MENDABLE = {
-    "summary", "devices", "sample_ms", "case_seconds", "ddp_case_seconds", "feed_case_seconds", "settled", "tolerances",
+    "summary", "devices", "sample_ms", "case_seconds", "ddp_case_seconds", "feed_case_seconds", "settled",
+    "feed_settled", "tolerances",
 }  # fmt: skip
 
 
