@@ -19,7 +19,8 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     ranks, launching, following                 one launch by many ranks: one rank, those of a machine, of other hosts
     calibration                                 the sizes of a new profile
     store, points, steps, history               a case over the commits of a store
-    budgets, sides, comparison, gate            base against head, case by case, and whether that is fine
+    budgets, sides, differences                 base and head: what they are, and whether they can be compared
+    comparison, gate                            case by case, and whether that is fine
     noise, trees, duel, trial                   how nights differ; base and head measured in turns by their own code
     labels, views, exposure                     a record in words
     together                                    the same of ranks that copy from one host at once

@@ -81,7 +81,8 @@ class Difference(NamedTuple):
 def comparable(a: Record, b: Record) -> tuple[list[Difference], list[Difference]]:
     """The differences that make `a` and `b` not comparable, and those worth a warning.
 
-    A hard key that only one record tells cannot be shown to differ: that is a warning.
+    A hard key that only one record tells cannot be shown to differ: that is a warning. So are other sizes of one family
+    beside another whose sizes are the same: keys of cases carry them, and only that family's cases are others.
     """
     hard_keys, soft_keys = list(HARD_KEYS), list(SOFT_KEYS)
     if "cpu" in (a.machine.device, b.machine.device):
@@ -90,15 +91,16 @@ def comparable(a: Record, b: Record) -> tuple[list[Difference], list[Difference]
     hard: list[Difference] = []
     soft: list[Difference] = []
     for difference in _differences(a, b, hard_keys):
-        (soft if UNKNOWN in difference else hard).append(difference)
+        found = difference if difference.key != "profiles" else _of_shared_families(a, b, difference)
+        if found is not None:
+            (soft if UNKNOWN in found or found != difference else hard).append(found)
     return hard, soft + list(_differences(a, b, soft_keys))
 
 
 def value(record: Record, key: str) -> Any:
     """What `record` tells under a dotted key of this module; `unknown` or `unset` for nothing."""
     if key == "profiles":
-        names = {case.params["profile"] for case in record.cases if "profile" in case.params}
-        return ", ".join(sorted(map(str, names))) or UNKNOWN
+        return _named(_profiles(record)) or UNKNOWN
     root, _, rest = key.partition(".")
     found: Any = getattr(record, root)
     for name in filter(None, rest.split(".")):
@@ -130,6 +132,36 @@ def _differences(a: Record, b: Record, keys: Iterable[str]) -> Iterable[Differen
         difference = Difference(key, value(a, key), value(b, key))
         if difference.a != difference.b:
             yield difference
+
+
+def _of_shared_families(a: Record, b: Record, whole: Difference) -> Difference | None:
+    """Of the profiles of two records, what matters: `whole` where no family of both has the same one, else those of
+    the families that differ; None where no family does, as with suites that only one of them ran."""
+    first, second = _profiles(a), _profiles(b)
+    if not first or not second:
+        return whole
+    shared = [family for family in first if family in second]
+    other = [family for family in shared if first[family] != second[family]]
+    if not other:
+        return None
+    if other == shared:
+        return whole
+    return Difference(
+        "profiles", *(_named({family: each[family] for family in other}) for each in (first, second))
+    )
+
+
+def _profiles(record: Record) -> dict[str, set[str]]:
+    """By family, the profiles of its cases."""
+    found: dict[str, set[str]] = {}
+    for case in record.cases:
+        if "profile" in case.params:
+            found.setdefault(case.family, set()).add(str(case.params["profile"]))
+    return found
+
+
+def _named(profiles: Mapping[str, set[str]]) -> str:
+    return ", ".join(sorted(set().union(*profiles.values())))
 
 
 def _words(item: Any) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from harness import comparable, contrast, sides
+from harness import contrast, sides
 from harness.budgets import Budget, Budgets
 from harness.contrast import Contrast
+from harness.differences import differences, hard_names, moved_ceilings
 from harness.errors import UsageError
 from harness.evidence import DISTURBED, History, Pair, steady
 from harness.legs import legs, transfer_leg
@@ -24,9 +25,6 @@ MIN_LAUNCHES = 3
 
 HEADLINE = "overlapped_ms"
 NO_TIMES = Times({}, {})
-
-# A ceiling that moved by more than this, and beyond all its launches, is another state of the machine.
-CEILING_MOVED = 0.02
 
 
 class Effect(msgspec.Struct, kw_only=True):
@@ -116,14 +114,14 @@ def compare(
         named = f"{shared[0].run.time} of {shared[0].run.commit[:8]}"
         raise UsageError(f"base {base.name} and head {head.name} share the record {named}; give each its own")
     interleaved = sides.interleaved(base, head)
-    breaks, crossed, warnings = _differences(base, head, hard_names(across))
+    breaks, crossed, warnings = differences(base, head, hard_names(across))
     made = Comparison(
         base=_facts(base),
         head=_facts(head),
         design="interleaved" if interleaved else "nights",
         breaks=breaks,
         crossed=crossed,
-        warnings=[*warnings, *_moved_ceilings(base, head, interleaved=interleaved)],
+        warnings=[*warnings, *moved_ceilings(base, head, interleaved=interleaved)],
         cases=[],
         stages=2 if confirm else 1,
         fresh=[_facts(side) for side in fresh or ()],
@@ -171,68 +169,6 @@ def _facts(side: Side) -> SideFacts:
         records=[made.run.time for made in side.records],
         launches=side.launches,
     )
-
-
-def hard_names(across: Iterable[str]) -> set[str]:
-    """The hard keys of these names; UsageError for one that is none."""
-    known = {key.rpartition(".")[2] for key in (*comparable.HARD_KEYS, *comparable.CPU_HARD_KEYS)}
-    names = set(across)
-    for name in sorted(names - known):
-        raise UsageError(f"across: got {name!r}, want one of {', '.join(sorted(known))}")
-    return names
-
-
-def _differences(base: Side, head: Side, across: set[str]) -> tuple[list[str], list[str], list[str]]:
-    """Hard keys that differ and forbid the comparison, those allowed by `across`, and what is worth a warning."""
-    first = base.records[0]
-    breaks: dict[str, None] = {}
-    crossed: dict[str, None] = {}
-    warnings: dict[str, None] = {}
-    for made in (*base.records[1:], *head.records):
-        hard, soft = comparable.comparable(first, made)
-        within = made in base.records
-        for difference in hard:
-            # Records of one side that differ are no launches of one thing, whatever may be crossed.
-            allowed = difference.key.rpartition(".")[2] in across and not within
-            (crossed if allowed else breaks)[f"{'within base: ' if within else ''}{difference}"] = None
-        warnings |= dict.fromkeys(f"{'within base: ' if within else ''}{difference}" for difference in soft)
-    for side, words in ((base, "base"), (head, "head")):
-        if any(made.run.dirty for made in side.records):
-            warnings[f"{words} was measured with uncommitted changes"] = None
-        if not all(made.run.finished for made in side.records):
-            warnings[f"{words} holds a run that did not finish"] = None
-    uuids = {made.machine.gpu.get("uuid") for side in (base, head) for made in side.records} - {None}
-    if len(uuids) > 1:
-        warnings[f"{len(uuids)} GPUs of one model were used: they differ by more than launches of one"] = None
-    return list(breaks), list(crossed), list(warnings)
-
-
-def _moved_ceilings(base: Side, head: Side, *, interleaved: bool) -> list[str]:
-    """What the device reaches alone, where it moved beyond what its launches differ by.
-
-    Between nights that is the machine. In turns the machine is the same, so it is what the cases stand on: the
-    backend, torch, the libraries.
-    """
-    rates: list[dict[str, list[float]]] = []
-    for side in (base, head):
-        found: dict[str, list[float]] = {}
-        for made in side.records:
-            for ceiling in made.ceilings:
-                if ceiling.value is not None:
-                    found.setdefault(ceiling.name, []).append(ceiling.value)
-        rates.append(found)
-    said = []
-    for name in rates[0].keys() & rates[1].keys():
-        old, new = sorted(rates[0][name]), sorted(rates[1][name])
-        change = new[len(new) // 2] / old[len(old) // 2] - 1
-        if abs(change) > CEILING_MOVED and (old[-1] < new[0] or new[-1] < old[0]):
-            if interleaved:
-                said.append(
-                    f"{name} alone moved by {change:+.1%} with the side: below the cases, in backend or libraries"
-                )
-            else:
-                said.append(f"machine changed: {name} alone is {change:+.1%}")
-    return sorted(said)
 
 
 def _keys(base: Side, head: Side) -> list[str]:

@@ -9,6 +9,7 @@ from harness import budgets as budget_files
 from harness import comparison, duel, noise, runs, sides, supervise, trees
 from harness.budgets import Budgets
 from harness.comparison import Comparison
+from harness.differences import hard_names
 from harness.duel import Watch
 from harness.errors import UsageError
 from harness.sides import Side
@@ -51,7 +52,7 @@ def run(asked: Asked, watch: Watch = lambda text: None) -> Comparison:
     MeasurementError when a side cannot be measured. The records of whatever was measured stay in the store.
     """
     known = budget_files.load(asked.budgets)
-    comparison.hard_names(asked.across)
+    hard_names(asked.across)
     with _trees(asked) as pair:
         if pair is not None:
             _check_cases(asked, known)

@@ -21,15 +21,19 @@ SOFTWARE = {"driver": "580.159.04", "cuda": "13.0", "cublas": "13.1", "nccl": "2
 SOFTWARE |= {"torch_git": "70d99e9", "kernel": "6.18", "container": "docker", "system": "Linux"}
 
 
-def record(device: str = "cuda", profile: str = "h200.1a2b") -> Record:
-    case = CaseResult(key="k", family="h2d", params={"profile": profile}, status="ok")
+def record(device: str = "cuda", profile: str = "h200.1a2b", **profiles: str) -> Record:
+    """profiles: of further families."""
+    cases = [
+        CaseResult(key="k", family=family, params={"profile": name}, status="ok")
+        for family, name in {"h2d": profile, **profiles}.items()
+    ]
     return Record(
         schema=SCHEMA,
         method=1,
         run=Run(time="2026-11-30T08:00:00Z", commit="none", dirty=None, command=[]),
         machine=Machine(name="m", device=device, gpu=dict(GPU) if device == "cuda" else {}, cpu=dict(CPU)),
         software=dict(SOFTWARE),
-        cases=[case],
+        cases=cases,
     )
 
 
@@ -72,6 +76,21 @@ def test_a_soft_key_that_differs_is_a_warning(key):
 def test_another_profile_is_another_experiment():
     hard, _ = comparable(record(), record(profile="h200.ffff"))
     assert list(map(str, hard)) == ["profiles: h200.1a2b vs h200.ffff"]
+
+
+def test_a_family_that_only_one_record_has_is_no_difference():
+    assert comparable(record(), record(feed="h200.3c4d")) == ([], [])
+    only = record()
+    only.cases = record(feed="h200.3c4d").cases[1:]
+    assert comparable(record(), only) == ([], [])
+
+
+def test_other_sizes_of_one_family_leave_the_others_comparable():
+    hard, soft = comparable(record(feed="h200.3c4d"), record(feed="h200.ffff"))
+    assert hard == []
+    assert list(map(str, soft)) == ["profiles: h200.3c4d vs h200.ffff"]
+    both = comparable(record(feed="h200.3c4d"), record(profile="h200.eeee", feed="h200.ffff"))[0]
+    assert list(map(str, both)) == ["profiles: h200.1a2b, h200.3c4d vs h200.eeee, h200.ffff"]
 
 
 def test_a_hard_key_that_one_record_does_not_tell_is_a_warning():

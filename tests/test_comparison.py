@@ -1,53 +1,21 @@
-"""Base against head on synthetic launches: verdicts, legs, coverage, breaks; and what the gate makes of them."""
+"""Base against head on synthetic launches: verdicts, legs, coverage; and what the gate makes of them."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from factories import h2d_case, h2d_launch, record, skipped, unmeasured
+from factories import h2d_case, record, skipped
+from factories_sides import BASE_TURNS, CASES, HEAD_TURNS, TIMES, Change, one, side
 
-from harness import budgets, comparison, gate, metrics
+from harness import budgets, comparison, gate
 from harness import record as records
 from harness.case import Case
 from harness.comparison import Comparison, compare
 from harness.errors import UsageError
 from harness.evidence import Pair
-from harness.record import Ceiling, Record
+from harness.record import Record
 from harness.sides import Side
-
-CASES = [h2d_case(chunks=n) for n in (1, 2, 4, 8, 16, 32)] + [h2d_case(chunks=8, size=64 << 20)]
-TIMES = {"c_ms": 4.87, "k_ms": 4.21, "overhead_ms": 0.003}
-
-Change = Callable[[Case], dict[str, object]]
-
-
-def one(
-    cases: Iterable[Case], at: int, seed: int, change: Change = lambda case: {}, noise: float = 0.001
-) -> Record:
-    """A record of one launch; every launch is as much slower or faster as launches of an H200 are."""
-    results = []
-    for case in cases:
-        rng = np.random.default_rng([seed, at, case.number("chunks"), case.number("size")])
-        scale = float(np.exp(noise * rng.standard_normal()))
-        options = {"scale": scale, "noise": 0.002, **TIMES, **change(case)}
-        launch = h2d_launch(case, seed=seed + at, **options)  # type: ignore[arg-type]
-        results.append(metrics.derive(unmeasured(case, "ok", launches=[launch])))
-    made = record(*results, time=f"2026-11-30T08:00:{at:02}Z")
-    made.run.spent = {"0": {"began": float(at)}}
-    made.run.planned = [case.key for case in cases]
-    made.machine.gpu["uuid"] = "GPU-1"
-    return made
-
-
-BASE_TURNS, HEAD_TURNS = (0, 3, 4, 7, 8), (1, 2, 5, 6, 9)
-
-
-def side(name: str, launches: int = 3, cases: Iterable[Case] = CASES, **options: object) -> Side:
-    """Launches of base and head take turns."""
-    turns = BASE_TURNS if name == "base" else HEAD_TURNS
-    return Side(name, tuple(one(cases, at, 7, **options) for at in turns[:launches]))  # type: ignore[arg-type]
 
 
 def judged(head: Side, base: Side | None = None, **options: object) -> Comparison:
@@ -233,65 +201,10 @@ def test_a_case_without_a_budget_is_shown_and_fails_nothing() -> None:
     assert gate.exit_code(made) == 0
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda made: made.machine.gpu.update(name="NVIDIA H100"), "name: NVIDIA H200 vs NVIDIA H100"),
-        (lambda made: made.software.update(driver="590"), "driver: 580 vs 590"),
-        (lambda made: setattr(made, "method", made.method + 1), "method: "),
-    ],
-)
-def test_another_gpu_driver_or_method_is_not_compared(spoil: Callable[[Record], object], words: str) -> None:
-    base, head = side("base"), side("head")
-    for kept in (*base.records, *head.records):
-        kept.software["driver"] = "580"
-    for kept in head.records:
-        spoil(kept)
-    made = compare(base, head, budgets.load())
-    assert any(words in text for text in made.breaks)
-    assert made.cases == []
-    assert gate.exit_code(made) == 3
-    assert gate.why(made).startswith("not comparable: ")
-
-
-def test_a_break_may_be_crossed_by_name_and_is_then_said() -> None:
-    base, head = side("base"), side("head")
-    for kept in base.records:
-        kept.software["driver"] = "580"
-    for kept in head.records:
-        kept.software["driver"] = "590"
-    made = compare(base, head, budgets.load(), across=["driver"])
-    assert made.breaks == []
-    assert made.crossed == ["driver: 580 vs 590"]
-    assert gate.exit_code(made) == 0
-    with pytest.raises(UsageError, match=r"across: got 'vbios', want one of .*driver"):
-        compare(base, head, budgets.load(), across=["vbios"])
-
-
-def test_records_of_one_side_that_differ_are_no_side() -> None:
-    base = side("base")
-    base.records[0].software["driver"], base.records[1].software["driver"] = "580", "590"
-    made = compare(base, side("head"), budgets.load(), across=["driver"])
-    assert made.breaks == ["within base: driver: 580 vs 590"]
-
-
 def test_a_record_is_not_compared_with_itself() -> None:
     base = side("base")
     with pytest.raises(UsageError, match="share the record 2026-11-30T08:00:00Z of 01234567"):
         compare(base, base, budgets.load())
-
-
-def test_what_the_device_reaches_alone_tells_a_changed_machine() -> None:
-    base, head = side("base"), side("head")
-    for kept, rate in [*((kept, 55.4) for kept in base.records), *((kept, 50.0) for kept in head.records)]:
-        kept.ceilings = [Ceiling(name="h2d", launch=0, value=rate, unit="GB/s")]
-    made = compare(base, head, budgets.load())
-    words = "h2d alone moved by -9.7% with the side: below the cases, in backend or libraries"
-    assert words in made.warnings, "in turns the machine is the same"
-    later = Side("head", tuple(one(CASES, at, 7) for at in (11, 12, 13)))
-    for kept in later.records:
-        kept.ceilings = [Ceiling(name="h2d", launch=0, value=50.0, unit="GB/s")]
-    assert "machine changed: h2d alone is -9.7%" in compare(base, later, budgets.load()).warnings
 
 
 def test_sides_of_different_nights_need_a_history() -> None:
