@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from harness.errors import UsageError
+from harness.families import FAMILIES
 from harness.suites import matches
 
 DEFAULT = "default"
@@ -42,11 +43,21 @@ def load(path: Path | None = None) -> Budgets:
     chosen = path or PACKAGED
     try:
         tables = tomllib.loads(chosen.read_text(encoding="utf-8"))
-        families = msgspec.convert(tables, dict[str, Budget])
+        families = {name: _budget(name, table) for name, table in tables.items()}
     except OSError as error:
         raise UsageError(f"budgets: cannot read {chosen}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise UsageError(f"budgets: {chosen} is not a file of budgets: {error}") from None
+    if unknown := sorted(set(families) - {DEFAULT, *FAMILIES}):
+        known = ", ".join([DEFAULT, *FAMILIES])
+        raise UsageError(f"budgets: {chosen}: got a table [{unknown[0]}], want {known}")
     if DEFAULT not in families:
         raise UsageError(f"budgets: {chosen}: has no table [{DEFAULT}], for families that are not listed")
     return Budgets(families)
+
+
+def _budget(name: str, table: object) -> Budget:
+    try:
+        return msgspec.convert(table, Budget)
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"[{name}]: {error}") from None

@@ -88,6 +88,8 @@ def comparable(a: Record, b: Record) -> tuple[list[Difference], list[Difference]
     if "cpu" in (a.machine.device, b.machine.device):
         hard_keys += CPU_HARD_KEYS
         soft_keys = [key for key in soft_keys if key not in CPU_HARD_KEYS]
+    seen = (f"environment.{name}" for name in sorted({*a.environment, *b.environment} - {"missing"}))
+    soft_keys += [key for key in seen if key not in (*hard_keys, *soft_keys)]
     hard: list[Difference] = []
     soft: list[Difference] = []
     for difference in _differences(a, b, hard_keys):

@@ -14,14 +14,11 @@ from harness.budgets import Budget, Budgets
 from harness.contrast import Contrast
 from harness.differences import differences, hard_names, moved_ceilings
 from harness.errors import UsageError
-from harness.evidence import DISTURBED, History, Pair, steady
+from harness.evidence import DISTURBED, LEAST_LAUNCHES, History, Pair, steady
 from harness.legs import legs, transfer_leg
-from harness.record import CaseResult
+from harness.record import CaseResult, Record
 from harness.registry import METRICS
 from harness.sides import Side, Times
-
-# Fewer launches of a side say nothing of how much launches vary.
-MIN_LAUNCHES = 3
 
 HEADLINE = "overlapped_ms"
 NO_TIMES = Times({}, {})
@@ -46,7 +43,9 @@ class Effect(msgspec.Struct, kw_only=True):
 class CaseComparison(msgspec.Struct, kw_only=True):
     """verdict: same, faster, slower, inconclusive; missing (base has it, head has not), invalid (measured on one side
     at most), skipped (has no meaning on either), new (only head has it). legs: where a slower case lost its time.
-    launches: of base and of head. base_ms, head_ms: median of HEADLINE over launches. gated: whether it has a budget.
+    launches: of base and of head. base_ms, head_ms: HEADLINE, what `change` is made of; of a case that was not
+    compared the median over launches. mean_change: of the mean of rounds instead, where every launch of head is slower
+    by it than any of base. gated: whether it has a budget.
     """
 
     key: str
@@ -59,6 +58,7 @@ class CaseComparison(msgspec.Struct, kw_only=True):
     launches: tuple[int, int] = (0, 0)
     base_ms: float | None = None
     head_ms: float | None = None
+    mean_change: float | None = None
     budget: float = 0.0
     gated: bool = True
 
@@ -111,8 +111,13 @@ def compare(
     """
     shared = [made for made in base.records if made.cases and made in head.records]
     if shared:
-        named = f"{shared[0].run.time} of {shared[0].run.commit[:8]}"
+        named = _named(shared[0])
         raise UsageError(f"base {base.name} and head {head.name} share the record {named}; give each its own")
+    for side in (base, head):
+        for twice in (
+            made for at, made in enumerate(side.records) if made.cases and made in side.records[:at]
+        ):
+            raise UsageError(f"{side.name} holds the record {_named(twice)} twice; a launch counts once")
     interleaved = sides.interleaved(base, head)
     breaks, crossed, warnings = differences(base, head, hard_names(across))
     made = Comparison(
@@ -144,6 +149,10 @@ def compare(
         told = _pooled(made.cases, told, (base, head), fresh, budgets, set(pooled))
     _judge(made.cases, told)
     return made
+
+
+def _named(made: Record) -> str:
+    return f"{made.run.time} of {made.run.commit[:8]}"
 
 
 def tripped(made: Comparison) -> list[str]:
@@ -208,13 +217,11 @@ def _case(base: Side, head: Side, key: str, budgets: Budgets) -> tuple[CaseCompa
         times = {name: side.times.get(key, NO_TIMES) for name, side in (("base", base), ("head", head))}
         case.launches = (len(times["base"]), len(times["head"]))
         case.base_ms, case.head_ms = (float(np.median(found.values[HEADLINE])) for found in times.values())
-        if min(case.launches) < MIN_LAUNCHES:
-            few = (
-                f"{case.launches[0]} against {case.launches[1]} launches, want {MIN_LAUNCHES} or more of each"
-            )
+        if min(case.launches) < LEAST_LAUNCHES:
+            few = f"{case.launches[0]} against {case.launches[1]} launches, want {LEAST_LAUNCHES} or more of each"
             case.reason = "; ".join([few, *dict.fromkeys(_lost(found))])
         else:
-            case.reason = _aside(times)
+            case.reason, case.mean_change = _aside(times), _mean_change(times)
             return case, list(_pairs(key, times["base"], times["head"], budget))
     return case, []
 
@@ -228,6 +235,13 @@ def _aside(times: Mapping[str, Times]) -> str:
         for name, kept in left.items()
         if not kept.all()
     )
+
+
+def _mean_change(times: Mapping[str, Times]) -> float | None:
+    base, head = (found.values.get(sides.MEAN) for found in times.values())
+    if base is None or head is None or not len(base) or not len(head) or head.min() <= base.max():
+        return None
+    return float(np.exp(np.log(head).mean() - np.log(base).mean())) - 1
 
 
 def _timed(side: Side, key: str) -> bool:
@@ -256,7 +270,7 @@ def _pairs(key: str, base: Times, head: Times, budget: Budget) -> Iterable[Pair]
     for name in sides.QUANTITIES:
         if name in base.values and name in head.values:
             old, new = base.values[name], head.values[name]
-            if min(len(old), len(new)) >= MIN_LAUNCHES:
+            if min(len(old), len(new)) >= LEAST_LAUNCHES:
                 base_errors, head_errors = base.errors[name] / old, head.errors[name] / new
                 some, others = steady(base_errors), steady(head_errors)
                 host = name == "host_ms"
@@ -341,15 +355,43 @@ def _judge(cases: Sequence[CaseComparison], found: Iterable[tuple[Pair, Contrast
         )
     for case in cases:
         if HEADLINE in case.effects:
-            verdicts = {name: effect.verdict for name, effect in case.effects.items()}
-            # A leg that got faster makes the model faster, and nobody slower.
-            timed = (verdict for name, verdict in verdicts.items() if name != "model_ratio")
-            case.verdict = "slower" if "slower" in timed else verdicts[HEADLINE]
-            if case.verdict == "slower":
-                case.legs = list(legs(case.effects, transfer_leg(case.family)))
-            elif case.verdict == "inconclusive":
-                seen = case.effects[HEADLINE].visible
-                few = (
-                    f"only a loss of {seen:.1%} or more would have been seen, the budget is {case.budget:.1%}"
-                )
-                case.reason = "; ".join(filter(None, [few, case.reason]))
+            _conclude(case)
+
+
+def _conclude(case: CaseComparison) -> None:
+    """The verdict on a case from those on its quantities, in place."""
+    headline = case.effects[HEADLINE]
+    case.base_ms, case.head_ms = headline.base, headline.head
+    verdicts = {name: effect.verdict for name, effect in case.effects.items()}
+    # A leg that got faster makes the model faster, and nobody slower.
+    timed = (verdict for name, verdict in verdicts.items() if name != "model_ratio")
+    case.verdict = "slower" if "slower" in timed else verdicts[HEADLINE]
+    if case.verdict == "slower":
+        case.legs = list(legs(case.effects, transfer_leg(case.family)))
+        return
+    if case.verdict == "inconclusive":
+        why = _not_seen(case, headline)
+    elif case.mean_change is not None and case.mean_change > case.budget:
+        case.verdict = "inconclusive"
+        why = f"some rounds take long: their mean is {case.mean_change:+.1%}, their median {headline.change:+.1%}"
+    else:
+        why = "; ".join(_legs_not_seen(case))
+    case.reason = "; ".join(filter(None, [why, case.reason]))
+
+
+def _not_seen(case: CaseComparison, headline: Effect) -> str:
+    if case.gated and headline.visible <= case.budget:
+        return f"{headline.low:+.1%} to {headline.high:+.1%} reaches over the budget of {case.budget:.1%}"
+    few = f"only a loss of {headline.visible:.1%} or more would have been called"
+    return f"{few}, the budget is {case.budget:.1%}" if case.gated else few
+
+
+def _legs_not_seen(case: CaseComparison) -> Iterable[str]:
+    """Legs that may be slower, though the whole is not."""
+    for name, leg in (("transfer_ms", transfer_leg(case.family)), ("compute_ms", "compute")):
+        effect = case.effects.get(name)
+        if effect is not None and effect.verdict == "inconclusive" and effect.high > case.budget:
+            yield f"{leg} alone was not seen: {effect.low:+.1%} to {effect.high:+.1%}"
+    host = case.effects.get("host_ms")
+    if host is not None and host.verdict == "inconclusive" and host.tripped and host.low > 0:
+        yield f"host may be slower: {host.low:+.0%} to {host.high:+.0%}"

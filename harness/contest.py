@@ -40,7 +40,7 @@ def table(made: Comparison) -> RenderableType:
         Column("head\nms", [_ms(case, head=True) for case in cases], spare=3),
         Column("change", [change(case, HEADLINE) for case in cases]),
         Column("95 %\ninterval", [interval(case) for case in cases], spare=1),
-        Column("would\nsee", [visible(case) for case in cases], spare=2),
+        Column("would\ncall", [visible(case) for case in cases], spare=2),
         *(
             Column(title, [change(case, name) for case in cases], spare=5 + at)
             for at, (name, title) in enumerate(_CHANGES.items())
@@ -164,14 +164,13 @@ def _names(cases: Sequence[CaseComparison]) -> Names:
 
 
 def _markdown_table(cases: Sequence[CaseComparison], names: Names) -> list[str]:
-    titles = ["case", "verdict", "base ms", "head ms", "change", "95 % interval", "would see"]
+    titles = ["case", "verdict", "base ms", "head ms", "change", "95 % interval", "would call"]
     titles += [title.replace("\n", " ") for title in _CHANGES.values()]
     rows = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
     for case in cases:
-        reason = f"; {clean(case.reason)}" if case.reason else ""
         cells = [
             _escaped(names[case.key] or case.key),
-            _escaped(case.verdict + _legs(case) + reason),
+            _escaped("; ".join([case.verdict + _legs(case), *_reasons(case)])),
             _ms(case, head=False), _ms(case, head=True),
             change(case, HEADLINE), interval(case), visible(case), *(change(case, name) for name in _CHANGES),
         ]  # fmt: skip

@@ -38,10 +38,23 @@ def differences(base: Side, head: Side, across: set[str]) -> tuple[list[str], li
             warnings[f"{words} was measured with uncommitted changes"] = None
         if not all(made.run.finished for made in side.records):
             warnings[f"{words} holds a run that did not finish"] = None
+        warnings |= dict.fromkeys(f"{words}{text}" for text in _vouching(side))
+    machines = [side.records[0].machine.name for side in (base, head)]
+    if machines[0] != machines[1]:
+        warnings[f"base is of machine {machines[0]}, head of {machines[1]}"] = None
     uuids = {made.machine.gpu.get("uuid") for side in (base, head) for made in side.records} - {None}
     if len(uuids) > 1:
         warnings[f"{len(uuids)} GPUs of one model were used: they differ by more than launches of one"] = None
     return list(breaks), list(crossed), list(warnings)
+
+
+def _vouching(side: Side) -> Iterable[str]:
+    """What its controls leave open: nothing vouches for numbers beside one that is not there, or that failed."""
+    if not all(made.controls for made in side.records):
+        yield " was measured without controls"
+    failed = {control.name for made in side.records for control in made.controls if not control.passed}
+    if failed:
+        yield f": controls failed: {', '.join(sorted(failed))}"
 
 
 def moved_ceilings(base: Side, head: Side, *, interleaved: bool) -> list[str]:

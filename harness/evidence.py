@@ -32,6 +32,8 @@ PARTED = 20.0
 # the launches of budgeted cases on an H200 that others use as well (results/records/h200-1, commit aa141224): they lie
 # up to 4 % from the rest, by twice their own error, and one of them hides what the others agree on.
 DISTURBED = 4.0
+# Launches of a side that are always compared: fewer say nothing of how much launches vary.
+LEAST_LAUNCHES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +123,14 @@ def _resemblance(x: Array) -> Array:
 
 
 def steady(errors: ArrayLike) -> NDArray[np.bool_]:
-    """(launches,) which launches of a side to compare, by the errors of their rounds: all but the disturbed.
+    """(launches,) which launches of a side to compare, by the errors of their rounds: all but one that was disturbed.
 
-    Less than half are ever left out, and of fewer than three none. The choice sees no time, so it favours no side.
+    Where two of a side scatter, it may be the code that does, and where fewer than LEAST_LAUNCHES were left, nobody
+    could tell: all are compared then. The choice sees no time, so it favours no side.
     """
     found = np.asarray(errors, dtype=np.float64)
-    return np.less_equal(found, DISTURBED * np.median(found)) if len(found) > 2 else found >= 0
+    kept = np.less_equal(found, DISTURBED * np.median(found)) if len(found) else found >= 0
+    return kept if kept.sum() >= max(LEAST_LAUNCHES, len(found) - 1) else np.ones_like(kept)
 
 
 def history(nights: Sequence[ArrayLike]) -> History:

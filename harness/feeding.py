@@ -216,6 +216,13 @@ class Scale:
         return [] if knee is None else [feed.workers for feed in self.late if feed.workers > knee]
 
     @property
+    def grows(self) -> bool:
+        """Whether the loader alone is still faster with the most workers than with any fewer."""
+        return len(self.feeds) < 2 or (1 + CLOSE) * self.feeds[-1].loader_ms < min(
+            feed.loader_ms for feed in self.feeds[:-1]
+        )
+
+    @property
     def needed(self) -> int | None:
         """Workers that the formula asks for, W >= t_batch / t_step (theory.md, 8), before cores, memory or storage run
         out, for steps within CLOSE of cached ones. None where the record does not tell what a batch costs."""

@@ -97,20 +97,23 @@ def _of_scale(scale: Scale, found: Iterable[Feed]) -> str:
         text = "too noisy to tell input-bound from not"
     elif knee is None:
         text = f"input-bound with {_listed(scale.workers)} workers"
-        if best.workers == scale.workers[-1]:
+        if best.workers == scale.workers[-1] and scale.grows:
             text += f", so more than {best.workers} are needed ({_off(best)} with {best.workers})"
         else:
             text += f", and more are no help: best with {best.workers} ({_off(best)})"
-    elif before:
-        text = f"input-bound with {_workers(before[-1])} ({_off(before[-1])}), not from {knee} on"
-        text += f" ({_off(_at(scale, knee))})"
     else:
-        text = f"not input-bound with {_workers(_at(scale, knee))} or more ({_off(_at(scale, knee))})"
-    if scale.again:
-        text += f"; again with {_listed(scale.again)}: more workers are slower"
+        at = _at(scale, knee)
+        if before:
+            text = f"input-bound with {_workers(before[-1])} ({_off(before[-1])}), "
+            text += f"not with {knee}" if scale.again else f"not from {knee} on"
+        else:
+            text = f"not input-bound with {_workers(at)}{'' if scale.again else ' or more'}"
+        text += f" ({_off(at)})"
+        if scale.again:
+            text += f"; input-bound with {_listed(scale.again)}: more workers are slower"
     if needed is not None:
         cost = f"{number(scale.worker_ms)} ms of a worker for a batch, {number(scale.cached_ms)} ms a step"
-        text += f"; theory: {needed} ({cost}{_lone(scale)})"
+        text += f"; theory: {needed} within {percent(CLOSE)} ({cost}{_lone(scale)})"
     if any(storage_bound(feed, found) for feed in late):
         text += f"; {_storage(late[-1])}"
     return f"feed {_name(best, 'workers')}: {text}{_label(scale.feeds)}"
@@ -243,7 +246,7 @@ def _batching(alike: Sequence[Feed]) -> str:
         each = feed.per_token(feed.real_ms)
         told.append(
             f"{clean(feed.case.params.get('batching'))} {percent(feed.wasted or 0.0, places=1)} "
-            f"({number(feed.real_ms)} ms a real step, {number(feed.cached_ms)} cached, {number(each)} us a token)"
+            f"({number(feed.real_ms)} ms a real step, {number(feed.cached_ms)} cached, {number(each)} us a real token)"
         )
     return f"tokens wasted: {', '.join(told)}"
 

@@ -26,9 +26,9 @@ def why(made: Comparison) -> str:
     """The exit code in one line."""
     if made.breaks:
         return f"not comparable: {'; '.join(made.breaks)}"
-    gated = [case for case in made.cases if case.gated]
+    gated = [case for case in made.cases if case.gated and case.verdict not in _NOTHING]
     slower = sum(case.verdict == "slower" for case in gated)
-    lost = sum(case.verdict not in (*_COMPARED, *_NOTHING) for case in gated)
+    lost = sum(case.verdict not in _COMPARED for case in gated)
     seen = sum(case.verdict in _COMPARED for case in gated)
     parts = []
     if slower:

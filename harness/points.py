@@ -225,7 +225,7 @@ def _point(group: Group, key: str, held: list[tuple[Seen, CaseResult]], metric: 
         dirty=group.dirty,
         time=held[0][0].record.run.time,
         status=max((case.status for case in good), key=record.STATUSES.index),
-        reason="; ".join(reasons),
+        reason="; ".join(dict.fromkeys(reasons)),
         value=value,
         launches=launches,
         records=len(held),

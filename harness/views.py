@@ -52,6 +52,15 @@ class Remark:
     detail: str = ""
 
 
+_LOADER_ARMS = {"transfer": "loader", "compute": "cached step", "overlapped": "real step"}
+
+
+def _arm(case: CaseResult, arm: object) -> str:
+    """An arm as the table of its family calls it."""
+    name = clean(arm)
+    return _LOADER_ARMS.get(name, name) if case.family == "feed" else name
+
+
 def remarks(case: CaseResult) -> list[Remark]:
     """The reason of a case's status, then what its checks found (metrics.derive says how)."""
     found = [Remark(text)] if (text := reason(case)) else []
@@ -67,13 +76,13 @@ def remarks(case: CaseResult) -> list[Remark]:
             times = (
                 f"{number(low)} and {number(high)} ms, {percent(share or 0.0)} of the samples at the slower"
             )
-            found.append(Remark(f"{clean(arm)} alternates between two times", times))
+            found.append(Remark(f"{_arm(case, arm)} alternates between two times", times))
     carried = checks.get("carry_over")
     if isinstance(carried, dict) and carried.get("found") is True:
-        after, shift = clean(carried.get("after")), _number(carried.get("shift")) or 0.0
+        after, shift = _arm(case, carried.get("after")), _number(carried.get("shift")) or 0.0
         found.append(
             Remark(
-                f"{clean(carried.get('arm'))} depends on the arm before it",
+                f"{_arm(case, carried.get('arm'))} depends on the arm before it",
                 f"{percent(shift, places=1)} after {after}",
             )
         )

@@ -26,6 +26,11 @@ def test_the_packaged_file_gates_pinned_cases_and_shows_pageable_ones() -> None:
         ("[default]\ntime = 0.02\n", "missing required field `host`"),
         ("[default]\ntime = 0\nhost = 1\n", "> 0"),
         ("[default]\ntime = 0.02\nhost = 1\nhots = 1\n", "unknown field `hots`"),
+        (
+            "[default]\ntime = 0.02\nhost = 1\n[h2dd]\ntime = 1\nhost = 1\n",
+            r"got a table \[h2dd\], want default, h2d,",
+        ),
+        ("[default]\ntime = 0.02\nhost = 1\n[h2d]\ntime = 0\nhost = 1\n", r"\[h2d\]: .* > 0"),
         ("[default\n", "is not a file of budgets"),
         (None, "cannot read"),
     ],

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from factories_sides import BASE_TURNS, CASES, HEAD_TURNS, one
 from test_cli import Overlap
-from test_comparison import BASE_TURNS, CASES, HEAD_TURNS, one
 
 from harness import record
 
@@ -74,6 +74,9 @@ def test_programs_get_everything(overlap, sides) -> None:
 def test_a_pull_request_gets_markdown(overlap, sides) -> None:
     said = overlap("compare", *sides, "--markdown")
     assert said.out.startswith("### overlap: 7 budgeted cases same or faster")
+    both = overlap("compare", *sides, "--markdown", "--json")
+    assert (both.code, both.out) == (2, "")
+    assert "--markdown: goes with no --json" in both.err
 
 
 def test_budgets_can_be_given(overlap, sides) -> None:

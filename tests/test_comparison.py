@@ -1,6 +1,7 @@
 """Base against head on synthetic launches: verdicts, legs, coverage; and what the gate makes of them."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -144,6 +145,13 @@ def test_a_record_on_both_sides_is_refused() -> None:
         compare(base, both, budgets.load())
 
 
+def test_a_launch_counts_once() -> None:
+    head = side("head")
+    twice = Side("head", (*head.records, records.loads(records.dumps(head.records[0]))))
+    with pytest.raises(UsageError, match="head holds the record 2026-11-30T08:00:01Z of 01234567 twice"):
+        judged(twice)
+
+
 def test_an_empty_record_is_not_fine() -> None:
     made = judged(Side("head", (record(),)))
     assert set(verdicts(made).values()) == {"missing"}
@@ -163,25 +171,98 @@ def test_a_case_whose_noise_hides_its_budget_is_not_fine() -> None:
     assert gate.exit_code(made) == 3
     case = next(case for case in made.cases if case.verdict == "inconclusive")
     assert case.effects["overlapped_ms"].visible > 0.05
-    assert "would have been seen, the budget is 5.0%" in case.reason
+    assert "would have been called, the budget is 5.0%" in case.reason
 
 
 DISTURBED = {"noise": 0.06, "scale": 1.05}
+LONG = {"c_ms": 5.0, "k_ms": 40.0, "overhead_ms": 0.003}
+
+
+def disturbed(given: Side, at: int) -> Side:
+    turns = BASE_TURNS if given.name == "base" else HEAD_TURNS
+    records = list(given.records)
+    records[at] = one(CASES, turns[at], 7, lambda case: DISTURBED)
+    return Side(given.name, tuple(records))
 
 
 @pytest.mark.parametrize("name", ["base", "head"])
 def test_a_launch_disturbed_from_outside_hides_nothing_and_is_said(name: str) -> None:
-    """As on a host that others use: one launch in three is slower, and its rounds scatter."""
-    sides = {name: side(name) for name in ("base", "head")}
-    disturbed = one(CASES, (BASE_TURNS if name == "base" else HEAD_TURNS)[1], 7, lambda case: DISTURBED)
-    records = sides[name].records
-    sides[name] = Side(name, (records[0], disturbed, records[2]))
+    """As on a host that others use: one launch in four is slower, and its rounds scatter."""
+    sides = {name: side(name, launches=4) for name in ("base", "head")}
+    sides[name] = disturbed(sides[name], 1)
     made = judged(sides["head"], sides["base"])
     assert set(verdicts(made).values()) == {"same"}
     assert gate.exit_code(made) == 0
     assert {case.reason for case in made.cases} == {
-        f"{name}: 1 of 3 launches left out, whose rounds scatter over 4 times those of the others"
+        f"{name}: 1 of 4 launches left out, whose rounds scatter over 4 times those of the others"
     }
+
+
+def test_no_side_is_judged_by_two_launches_nor_without_two_that_scatter() -> None:
+    """Rounds that scatter may be what changed."""
+    few = judged(disturbed(side("head"), 1))
+    assert gate.exit_code(few) == 3
+    many = judged(disturbed(disturbed(side("head", launches=5), 1), 3), side("base", launches=5))
+    assert gate.exit_code(many) == 3
+    for made in (few, many):
+        assert not any("left out" in case.reason for case in made.cases)
+
+
+def test_rounds_that_take_long_now_and_then_are_not_the_same() -> None:
+    """Every third round of head takes twice as long: no median moves."""
+    head = side("head")
+    for kept in head.records:
+        for at, seen in enumerate(kept.cases[0].launches[0].ranks[0].rounds):
+            seen.arms["overlapped"] *= 2 if at % 3 == 2 else 1
+    made = judged(head)
+    case, *others = made.cases
+    assert case.verdict == "inconclusive"
+    assert case.effects["overlapped_ms"].verdict != "slower"
+    assert re.match(r"some rounds take long: their mean is \+3\d\.\d%, their median [+-]\d\.\d%", case.reason)
+    assert gate.exit_code(made) == 3
+    assert {other.verdict for other in others} == {"same"}
+
+
+def test_a_leg_that_was_not_seen_is_said() -> None:
+    """Hidden behind the compute a copy may have become slower, and nothing else."""
+    quiet = h2d_case(chunks=8, ratio=8.0)
+    pace = {1: 1.0, 2: 1.1, 5: 1.2}
+    base = Side("base", tuple(one([quiet], at, 7, lambda case: LONG) for at in BASE_TURNS[:3]))
+    head = Side(
+        "head",
+        tuple(
+            one([quiet], at, 7, lambda case, at=at: {**LONG, "c_ms": pace[at] * LONG["c_ms"]})
+            for at in HEAD_TURNS[:3]
+        ),
+    )
+    (case,) = compare(base, head, budgets.load()).cases
+    assert case.verdict == "same"
+    assert re.match(r"copy alone was not seen: [+-][\d.]+% to \+[\d.]+%", case.reason)
+
+
+def test_times_are_those_that_the_change_is_made_of() -> None:
+    made = judged(side("head", noise=0.05))
+    for case in made.cases:
+        assert case.base_ms is not None
+        assert case.head_ms is not None
+        assert case.head_ms / case.base_ms - 1 == pytest.approx(case.effects["overlapped_ms"].change)
+
+
+def test_cases_that_were_skipped_are_not_counted_among_the_budgeted() -> None:
+    left_out = h2d_case(chunks=64)
+    sides = {
+        name: side(
+            name, change=lambda case, name=name: {"c_ms": 1.2 * TIMES["c_ms"]} if name == "head" else {}
+        )
+        for name in ("base", "head")
+    }
+    for each in sides.values():
+        for kept in each.records:
+            kept.cases.append(skipped(left_out, "needs 2 GPUs"))
+            kept.run.planned.append(left_out.key)
+    made = judged(sides["head"], sides["base"])
+    assert verdicts(made)[left_out.key] == "skipped"
+    assert gate.why(made) == "7 of 7 budgeted cases slower"
 
 
 def test_launches_that_all_scatter_are_all_compared() -> None:

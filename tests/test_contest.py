@@ -1,5 +1,7 @@
+from factories import h2d_case
+from factories_sides import CASES, TIMES, side
 from rich.console import Console
-from test_comparison import CASES, TIMES, judged, side
+from test_comparison import judged
 
 from harness import contest
 from harness.comparison import Comparison
@@ -54,6 +56,13 @@ def test_markdown_shows_findings_and_folds_the_rest() -> None:
     assert "same" not in top.partition("| case")[2]
     assert folded.count("| same |") == 6
     assert "6 cases without a finding" in folded
+
+
+def test_markdown_says_what_cannot_fail_the_gate() -> None:
+    cases = [*CASES, h2d_case(memory="pageable", gate="off", chunks=8)]
+    made = judged(side("head", cases=cases), side("base", cases=cases))
+    text = contest.markdown(made)
+    assert text.count("not budgeted: shown, and never fails the gate") == 1
 
 
 def test_markdown_cannot_be_steered_by_a_record() -> None:

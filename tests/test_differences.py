@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from factories import controls
 from factories_sides import CASES, one, side
 
 from harness import budgets, gate
@@ -65,3 +66,32 @@ def test_what_the_device_reaches_alone_tells_a_changed_machine() -> None:
     for kept in later.records:
         kept.ceilings = [Ceiling(name="h2d", launch=0, value=50.0, unit="GB/s")]
     assert "machine changed: h2d alone is -9.7%" in compare(base, later, budgets.load()).warnings
+
+
+def test_numbers_that_no_control_vouches_for_are_said() -> None:
+    base, head = side("base"), side("head")
+    for kept in (*base.records, *head.records):
+        kept.controls = controls()
+    assert compare(base, head, budgets.load()).warnings == []
+    head.records[1].controls = []
+    base.records[0].controls[0].passed = False
+    name = base.records[0].controls[0].name
+    assert compare(base, head, budgets.load()).warnings == [
+        f"base: controls failed: {name}",
+        "head was measured without controls",
+    ]
+
+
+def test_two_kinds_of_machine_are_said() -> None:
+    base, head = side("base"), side("head")
+    for kept in head.records:
+        kept.machine.name = "other-1"
+    made = compare(base, head, budgets.load())
+    assert f"base is of machine {base.records[0].machine.name}, head of other-1" in made.warnings
+
+
+def test_a_variable_that_only_one_side_has_is_said() -> None:
+    base, head = side("base"), side("head")
+    for kept in head.records:
+        kept.environment["CUDA_LAUNCH_BLOCKING"] = "1"
+    assert "CUDA_LAUNCH_BLOCKING: unset vs 1" in compare(base, head, budgets.load()).warnings

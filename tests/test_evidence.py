@@ -56,8 +56,10 @@ def test_one_round_or_equal_ones_have_no_error_to_see() -> None:
 @pytest.mark.parametrize(
     ("errors", "kept"),
     [
-        ([0.001, 0.001, 0.0041], [True, True, False]),
-        ([0.001, 0.001, 0.0039], [True, True, True]),
+        ([0.001, 0.001, 0.0041, 0.001], [True, True, False, True]),
+        ([0.001, 0.001, 0.0039, 0.001], [True] * 4),
+        ([0.001, 0.001, 0.1], [True] * 3),  # two would be left
+        ([0.001, 0.1, 0.001, 0.001, 0.1, 0.001, 0.001], [True] * 7),  # two scatter: it may be the code
         ([0.02, 0.03, 0.02, 0.001, 0.001], [True] * 5),  # the many are the measure
         ([0.001, 0.1], [True, True]),  # of two nobody knows which is the disturbed one
         ([0.0, 0.0, 0.0], [True] * 3),
@@ -72,7 +74,7 @@ def test_disturbed_launches_are_those_whose_rounds_scatter_beside_the_others(
 
 
 def test_leaving_out_the_disturbed_makes_no_false_alarm_and_finds_more() -> None:
-    """100 unchanged cases of 3 against 3 launches. One launch in 20 is disturbed, as seen on an H200: its rounds
+    """100 unchanged cases of 5 against 5 launches. One launch in 20 is disturbed, as seen on an H200: its rounds
     scatter ten times as much, and it is slower by twice what that explains. Others vary by twice their rounds' error.
     """
     rng = np.random.default_rng(5)
@@ -80,9 +82,9 @@ def test_leaving_out_the_disturbed_makes_no_false_alarm_and_finds_more() -> None
     for _ in range(40):
         pairs: dict[str, list[Pair]] = {name: [] for name in found}
         for case in range(100):
-            disturbed = rng.random((2, 3)) < 0.05
-            errors = 0.001 * np.exp(0.3 * rng.standard_normal((2, 3))) * np.where(disturbed, 10, 1)
-            off = rng.standard_normal((2, 3))
+            disturbed = rng.random((2, 5)) < 0.05
+            errors = 0.001 * np.exp(0.3 * rng.standard_normal((2, 5))) * np.where(disturbed, 10, 1)
+            off = rng.standard_normal((2, 5))
             times = np.exp(2 * errors * np.where(disturbed, np.abs(off), off))
             for name, made in pairs.items():
                 kept = [steady(side) if name == "steady" else side > 0 for side in errors]
@@ -96,8 +98,8 @@ def test_leaving_out_the_disturbed_makes_no_false_alarm_and_finds_more() -> None
             found[name] += verdicts.count("same")
             alarms += name == "steady" and "slower" in verdicts
     assert alarms <= 1
-    assert found["steady"] > 0.95 * 4000
-    assert found["all"] < 0.9 * 4000
+    assert found["steady"] > 0.975 * 4000
+    assert found["all"] < 0.96 * 4000
 
 
 # History
@@ -264,7 +266,7 @@ def test_others_of_another_population_say_nothing_of_a_shift_or_a_spread() -> No
     """Pageable copies alternate, as is known beforehand: pinned ones beside them are judged by pinned ones."""
     rng = np.random.default_rng(4)
     quiet = [
-        pair(*np.exp(0.001 * rng.standard_normal((2, 3))).tolist(), str(at), population="pinned")
+        pair(*np.exp(0.001 * rng.standard_normal((2, 5))).tolist(), str(at), population="pinned")
         for at in range(20)
     ]
     two = [

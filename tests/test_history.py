@@ -201,6 +201,9 @@ def test_a_bad_record_is_left_out_of_the_pool_and_told(store, repository):
     assert point.value.value < 6
     assert point.launches == 1
     assert point.reason == "1 of 2 records left out; invalid: thermal slowdown"
+    store.add(commits[0], measured(9.0, status="invalid", reason="thermal slowdown"))
+    (point,) = store.series(repo=folder).points
+    assert point.reason == "2 of 3 records left out; invalid: thermal slowdown", "each reason once"
 
 
 def test_gaps_have_their_reason_and_no_number(store, repository):

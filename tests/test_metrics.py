@@ -43,6 +43,7 @@ TIMES = {
 EXPECTED = {
     "overlapped_ms": 12.0,
     "overlapped_p10_ms": 12.0,
+    "overlapped_mean_ms": 12.0,
     "transfer_ms": 8.0,
     "compute_ms": 10.0,
     "serial_ms": 20.0,
@@ -277,6 +278,7 @@ def test_missing_arms_leave_out_just_what_needs_them():
     assert set(result.metrics) == {
         "overlapped_ms",
         "overlapped_p10_ms",
+        "overlapped_mean_ms",
         "compute_ms",
         "exposed_ms",
         "overlapped_over_compute",

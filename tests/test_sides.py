@@ -119,7 +119,7 @@ def test_times_are_one_number_a_launch_of_every_record() -> None:
     two = [record(h2d_result(case, launches=n, seed=n, repeats=4)) for n in (1, 2)]
     found = Side("x", tuple(two)).times[case.key]
     assert len(found) == 3
-    assert set(found.values) == set(sides.QUANTITIES)
+    assert set(found.values) == {*sides.QUANTITIES, sides.MEAN}
     launches = [launch for one in two for launch in one.cases[0].launches]
     expected = [np.median([r.arms["overlapped"] for r in launch.ranks[0].rounds]) / 4 for launch in launches]
     assert found.values["overlapped_ms"] == pytest.approx(expected)

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 from factories import curve_results, h2d_case, h2d_result, record, skipped, table_results
+from factories_feed import feed_result
 
 from harness.families import MIB
 from harness.record import Discarded
@@ -99,6 +100,17 @@ def test_remarks_tell_what_the_checks_found():
         "1.2 % after serial",
     ):
         assert text in told
+
+
+def test_arms_of_a_loader_are_called_as_in_its_table():
+    case = feed_result()
+    case.checks = {
+        "bimodal": {"transfer": [4.86, 5.05, 0.4]},
+        "carry_over": {"arm": "compute", "after": "overlapped", "shift": 0.012, "p": 0.001, "found": True},
+    }
+    told = [f"{remark.text}: {remark.detail}" for remark in remarks(case)]
+    assert told[0].startswith("loader alternates between two times")
+    assert told[1] == "cached step depends on the arm before it: 1.2 % after real step"
 
 
 def test_a_case_that_was_measured_again_says_after_what():

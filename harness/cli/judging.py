@@ -206,6 +206,8 @@ def _refuse_measuring(context: click.Context) -> None:
 def _print_comparison(made: "Comparison", *, as_json: bool, markdown: bool) -> None:
     from harness import contest, gate
 
+    if as_json and markdown:
+        raise UsageError("--markdown: goes with no --json; choose one")
     if as_json:
         import msgspec
 
