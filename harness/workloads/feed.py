@@ -10,9 +10,10 @@ one for the loader.
 Every sample begins in the steady state. `transfer`: what was made while another arm ran is used up before time is
 taken. `overlapped`: as many batches lie ready as when it last ended, the rest is used up, so that its samples are one
 long run with pauses: a loader that is slower than the steps has none ready, one that is faster all it may, and one that
-is hardly faster gets there over many samples. `compute` begins when the workers have nothing to do. No end of an epoch
-is a pause: to the loader epochs are one stream, and what the start costs, and going on to a next epoch, is measured by
-itself.
+is hardly faster gets there over many samples. What is used up sets all workers to work at the same moment, so a turn of
+each is taken untimed, after which they are in step as in a long run. `compute` begins when the workers have nothing to
+do. No end of an epoch is a pause: to the loader epochs are one stream, and what the start costs, and going on to a next
+epoch, is measured by itself.
 
 Every sample is checked: what was taken must follow the order, sample by sample; the last batch must equal one that is
 made anew from memory; and the step must give what it gives for that.
@@ -91,7 +92,8 @@ class FeedWorkload:
             self._expected = iter(data.batches)
             self._last: Sequence[Pick] = ()
             self._seen: list[list[list[int]]] = []
-            self._most_ahead, self._ahead = case.number("workers") * case.number("prefetch"), 0
+            self._workers = case.number("workers")
+            self._most_ahead, self._ahead = self._workers * case.number("prefetch"), 0
             self._allocate(profile, extra_ms)
             flops = sum(map(self._step.flops, self._cached)) / len(self._cached)
             self._facts: dict[str, Any] = {
@@ -189,7 +191,7 @@ class FeedWorkload:
             for name, tensor in self._cached[0].items()
         }
         self._signatures: list[Tensor] = []
-        total = data.epoch - 1 + WARM_STEPS + data.repeats
+        total = self._workers + WARM_STEPS + data.epoch - 1 + data.repeats
         self._ready: list[Event] = [backend.event() for _ in range(total)]
         self._done: list[Event] = [backend.event() for _ in range(total)]
         backend.synchronize()
@@ -235,7 +237,7 @@ class FeedWorkload:
         backend, main, real = self._backend, self._backend.main, arm == "overlapped"
         self._loader.settle()
         drained = self._most_ahead - self._ahead if real else 0
-        first = self._whole(drained + WARM_STEPS) - drained if real else WARM_STEPS
+        first = self._whole(drained + self._workers + WARM_STEPS) - drained if real else WARM_STEPS
         total = first + self._data.repeats
         self._drain(drained)
         waits, idle, began, issued = [0.0] * total, 0.0, 0.0, 0.0
