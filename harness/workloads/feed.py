@@ -223,7 +223,7 @@ class FeedWorkload:
             self._note(self._loader.next())
 
     def _loader_alone(self) -> Sample:
-        self._drain(self._whole(self._most_ahead + 2 if self._most_ahead else 1))
+        self._drain(self._whole(self._most_ahead + 2 * self._workers + WARM_STEPS))
         began, asked = time.monotonic(), time.perf_counter()
         for _ in range(self._data.repeats):
             batch = self._note(self._loader.next())
@@ -261,7 +261,7 @@ class FeedWorkload:
             self._step.run(batch)
             backend.record(self._done[index], main)
         if real:
-            self._ahead = min(self._loader.ahead(), self._most_ahead)
+            self._ahead = min(round(self._loader.ahead()), self._most_ahead)
         waits = waits[first:]
         host_ms = (time.perf_counter() - issued - idle - sum(waits)) * 1e3
         backend.synchronize(self._done[total - 1])

@@ -34,8 +34,9 @@ TIMEOUT_S = 30.0
 # For workers to end by themselves. One that waits for a lock of another that was killed never does.
 END_S = 3.0
 
-# Columns of the tally, which workers write and the loop reads: batches made so far, those that failed, the process.
-MADE, FAILED, PROCESS = 0, 1, 2
+# Columns of the tally, which workers write and the loop reads: batches made so far, those that failed, the process,
+# samples that were got, and those of them that are in batches.
+MADE, FAILED, PROCESS, GOT, USED = range(5)
 
 # What torch and Python say of things that a case asks for by its very axes.
 _KNOWN = (r"This DataLoader will create", r"This process .* is multi-threaded, use of fork")
@@ -56,14 +57,16 @@ class _Passes:
 
 
 class _Watched(Dataset[Any]):
-    """A dataset that counts where it fails: the loop hears of it only when it comes to that batch."""
+    """A dataset that counts its samples, and where it fails: the loop hears of it only when it comes to that batch."""
 
     def __init__(self, dataset: Any, tally: Tensor) -> None:
         self._dataset, self._tally = dataset, tally
 
     def __getitem__(self, key: Any) -> Any:
         with _watching(self._tally):
-            return self._dataset[key]
+            sample = self._dataset[key]
+        _count(self._tally, GOT)
+        return sample
 
 
 class _Counted:
@@ -75,6 +78,7 @@ class _Counted:
     def __call__(self, samples: Any) -> Any:
         with _watching(self._tally):
             made = self._collate(samples)
+        _count(self._tally, USED, len(samples))
         _count(self._tally, MADE)
         return made
 
@@ -88,10 +92,10 @@ def _watching(tally: Tensor) -> Iterator[None]:
         raise
 
 
-def _count(tally: Tensor, what: int) -> None:
+def _count(tally: Tensor, what: int, more: int = 1) -> None:
     here = get_worker_info()
     if here is not None:
-        tally[here.id, what] += 1
+        tally.numpy()[here.id, what] += more  # a twentieth of what the tensor's own indexing takes
 
 
 def _shared(*shape: int) -> Tensor:
@@ -137,7 +141,7 @@ class Loader:
         if start not in multiprocessing.get_all_start_methods():
             raise Skip(f"this system cannot start a process by {start}")
         self._workers, self._prefetch, self._timeout_s = workers, prefetch, timeout_s
-        self._tally = _shared(max(1, workers), 3)
+        self._tally = _shared(max(1, workers), 5)
         self._passes = _Passes(batches)
         self._iterator: Any = None
         self._children: list[Any] = []
@@ -198,7 +202,7 @@ class Loader:
         ahead, until = self._taken + self._workers * self._prefetch, time.monotonic() + self._timeout_s
         with self.telling():
             while self._workers:
-                made, failed, _ = self._tally.sum(dim=0).tolist()
+                made, failed, *_ = self._tally.sum(dim=0).tolist()
                 if failed or (made >= ahead and self._handed_over()):
                     break
                 if (said := self._ended()) is not None:
@@ -216,9 +220,12 @@ class Loader:
             return True
         return bool(iterator._data_queue.qsize() >= iterator._tasks_outstanding)
 
-    def ahead(self) -> int:
-        """Batches that are made and not taken."""
-        return int(self._tally[:, MADE].sum()) - self._taken if self._workers else 0
+    def ahead(self) -> float:
+        """Batches that are made and not taken, with the samples of those that are being made."""
+        if not self._workers:
+            return 0.0
+        made, _, _, got, used = self._tally.sum(dim=0).tolist()
+        return float(made - self._taken + (got - used) * made / max(1, used))
 
     def worker_bytes(self) -> float | None:
         """Memory of a worker that it shares with nobody, mean; None where the kernel does not say."""

@@ -148,6 +148,27 @@ class Pinning:
         return int(self._iterator._tasks_outstanding) - max(0, self.left)
 
 
+def test_what_is_ahead_counts_samples_of_batches_that_are_being_made(opened: Any) -> None:
+    """A worker makes two batches of four samples, 5 ms each, and no more before one is taken."""
+    here = opened(Slow, workers=1)
+    here.loader.begin()
+    seen = []
+    until = time.monotonic() + 5
+    while (ahead := here.loader.ahead()) < 2 and time.monotonic() < until:
+        seen.append(ahead)
+        time.sleep(5e-4)
+    assert seen == sorted(seen)
+    assert any(0 < ahead % 1 < 1 for ahead in seen), "quarters of a batch"
+    here.loader.settle()
+    assert here.loader.ahead() == 2.0
+    here.take(1)
+    assert 1.0 <= here.loader.ahead() <= 2.0
+    alone = opened(workers=0)
+    alone.loader.begin()
+    alone.take(3)
+    assert alone.loader.ahead() == 0.0
+
+
 def test_a_loader_is_settled_when_all_is_pinned_too(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that pins takes turns with this one: beside it a step on a cached batch would take longer."""
     here = opened(workers=2, prefetch=2)
