@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from harness import buckets
 from harness.labels import axis_text
 from harness.record import CaseResult, Metric, Record
+from harness.registry import HEADLINE
 from harness.terms import Facts
 from harness.threshold import LEGS, alike
-
-HEADLINE = "overlapped_ms"
 
 # Bytes; families.py accepts none below.
 LEAST_CAP = 64 << 10

@@ -95,6 +95,7 @@ def comparable(a: Record, b: Record) -> tuple[list[Difference], list[Difference]
     for difference in _differences(a, b, hard_keys):
         found = difference if difference.key != "profiles" else _of_shared_families(a, b, difference)
         if found is not None:
+            # A part of the families that differs leaves the others to compare.
             (soft if UNKNOWN in found or found != difference else hard).append(found)
     return hard, soft + list(_differences(a, b, soft_keys))
 

@@ -16,11 +16,10 @@ from harness.differences import differences, hard_names, moved_ceilings
 from harness.errors import UsageError
 from harness.evidence import DISTURBED, LEAST_LAUNCHES, History, Pair, steady
 from harness.legs import legs, transfer_leg
-from harness.record import CaseResult, Record
-from harness.registry import METRICS
+from harness.record import CaseResult
+from harness.registry import HEADLINE, METRICS
 from harness.sides import Side, Times
 
-HEADLINE = "overlapped_ms"
 NO_TIMES = Times({}, {})
 
 
@@ -109,15 +108,7 @@ def compare(
         fresh: those cases of both sides measured again, in turns. What tripped must be slower in these alone.
         pooled: keys of cases that were not seen, to be judged by all their launches together.
     """
-    shared = [made for made in base.records if made.cases and made in head.records]
-    if shared:
-        named = _named(shared[0])
-        raise UsageError(f"base {base.name} and head {head.name} share the record {named}; give each its own")
-    for side in (base, head):
-        for twice in (
-            made for at, made in enumerate(side.records) if made.cases and made in side.records[:at]
-        ):
-            raise UsageError(f"{side.name} holds the record {_named(twice)} twice; a launch counts once")
+    _refuse_copies(base, head)
     interleaved = sides.interleaved(base, head)
     breaks, crossed, warnings = differences(base, head, hard_names(across))
     made = Comparison(
@@ -151,8 +142,15 @@ def compare(
     return made
 
 
-def _named(made: Record) -> str:
-    return f"{made.run.time} of {made.run.commit[:8]}"
+def _refuse_copies(base: Side, head: Side) -> None:
+    """UsageError for a record that is there twice, in one side or in both: a launch counts once."""
+    for side in (base, head):
+        for at, made in enumerate(side.records):
+            named = f"the record {made.run.time} of {made.run.commit[:8]}"
+            if made.cases and made in side.records[:at]:
+                raise UsageError(f"{side.name} holds {named} twice; a launch counts once")
+            if made.cases and side is base and made in head.records:
+                raise UsageError(f"base {base.name} and head {head.name} share {named}; give each its own")
 
 
 def tripped(made: Comparison) -> list[str]:
@@ -239,7 +237,7 @@ def _aside(times: Mapping[str, Times]) -> str:
 
 def _mean_change(times: Mapping[str, Times]) -> float | None:
     base, head = (found.values.get(sides.MEAN) for found in times.values())
-    if base is None or head is None or not len(base) or not len(head) or head.min() <= base.max():
+    if base is None or head is None or head.min() <= base.max():
         return None
     return float(np.exp(np.log(head).mean() - np.log(base).mean())) - 1
 

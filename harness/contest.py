@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from harness import gate
-from harness.comparison import HEADLINE, CaseComparison, Comparison, SideFacts
+from harness.comparison import CaseComparison, Comparison, SideFacts
 from harness.labels import NONE, Names, clean, count, number, percent, short_names
 from harness.record import CaseResult
+from harness.registry import HEADLINE
 from harness.tables import Column, FittedTable, label
 
 STYLES = {

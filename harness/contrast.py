@@ -3,8 +3,8 @@
 A test is one quantity of one case, decided from one number per launch. One correction (Holm) spans all tests: at most
 1 in 100 comparisons of unchanged code calls any of them slower or faster.
 
-Noise of an NVIDIA H200, in cases that settled: the standard deviation of a launch's median between launches, and in
-brackets what the rounds inside the launches explain, from results/:
+Noise of an NVIDIA H200, in cases that settled (of the gate, in budgeted ones): the standard deviation of a launch's
+median between launches, and in brackets what the rounds inside the launches explain, from results/:
 
     one day, 2 launches, 28 cases     overlapped 0.11 % (0.08)   transfer 0.11 % (0.10)   compute 0.06 % (0.05)
     another, 5 launches, 17 cases     overlapped 0.39 % (0.15)   transfer 0.36 % (0.22)   compute 0.09 % (0.04)

@@ -218,9 +218,8 @@ class Scale:
     @property
     def grows(self) -> bool:
         """Whether the loader alone is still faster with the most workers than with any fewer."""
-        return len(self.feeds) < 2 or (1 + CLOSE) * self.feeds[-1].loader_ms < min(
-            feed.loader_ms for feed in self.feeds[:-1]
-        )
+        *fewer, most = (feed.loader_ms for feed in self.feeds)
+        return (1 + CLOSE) * most < min(fewer, default=math.inf)
 
     @property
     def needed(self) -> int | None:

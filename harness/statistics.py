@@ -131,13 +131,20 @@ class Bootstrap:
         return rng.integers(0, shape[1], shape), np.argsort(rng.random(shape), axis=0)
 
 
-def interval(of: Statistic, launches: Sequence[Mapping[str, ArrayLike]], *, seed: int = 0) -> Interval:
-    """A function of arm medians with its 95 % interval, see Bootstrap.
+def interval(
+    of: Statistic,
+    launches: Sequence[Mapping[str, ArrayLike]],
+    *,
+    quantile: float | None = 0.5,
+    seed: int = 0,
+) -> Interval:
+    """A function of arm medians (another `quantile`; None: means) with its 95 % interval, see Bootstrap.
 
     >>> interval(lambda t: t["both"] / t["alone"], [{"both": [4.0] * 20, "alone": [2.0] * 20}])
     Interval(value=2.0, low=2.0, high=2.0)
     """
-    return Bootstrap(launches, seed=seed).interval(of, sorted({arm for launch in launches for arm in launch}))
+    arms = sorted({arm for launch in launches for arm in launch})
+    return Bootstrap(launches, seed=seed).interval(of, arms, quantile)
 
 
 def _common_length(launch: Mapping[str, Array]) -> int:
@@ -206,8 +213,8 @@ class StopRule:
 
     def settled(self, samples: Sequence[float]) -> bool:
         """Whether the interval is within the target."""
-        bootstrap = Bootstrap([{"headline": samples}], seed=self.seed)
-        found = bootstrap.interval(lambda t: t["headline"], ["headline"], self.quantile)
+        launches = [{"headline": samples}]
+        found = interval(lambda t: t["headline"], launches, quantile=self.quantile, seed=self.seed)
         return found.half_width <= self.target * abs(found.value)
 
 

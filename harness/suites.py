@@ -23,7 +23,7 @@ CAPS = (MIB, 25 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB)
 CPU_CAPS = (MIB, 2 * MIB, 8 * MIB)
 # Processes that make batches; 0 is the one that computes.
 WORKERS = (0, 1, 2, 4, 8, 12, 16)
-FEWER = (0, 2, 4, 8, 16)
+FEWER = (0, 2, 4, 8, 16)  # where memory is pageable, which nobody should choose
 
 
 @dataclass(frozen=True, kw_only=True)

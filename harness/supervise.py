@@ -39,7 +39,7 @@ class Plan:
     controls: bool = True
 
     def target_of(self, family: str) -> float:
-        return self.target or self.profile.settled_of(family)
+        return self.profile.settled_of(family, self.target)
 
 
 def run(plan: Plan, kept: Record, path: Path, watch: Watch = lambda event, launch: None) -> Record:

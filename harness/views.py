@@ -44,15 +44,16 @@ def model(case: CaseResult, name: str) -> float | None:
     return _number(case.model.get(name)) if case.measured else None
 
 
+# How the table of a loader calls its arms.
+_LOADER_ARMS = {"transfer": "loader", "compute": "cached step", "overlapped": "real step"}
+
+
 @dataclass(frozen=True)
 class Remark:
     """What a reader should know of a case beside its numbers: the same `text` for every case like it."""
 
     text: str
     detail: str = ""
-
-
-_LOADER_ARMS = {"transfer": "loader", "compute": "cached step", "overlapped": "real step"}
 
 
 def _arm(case: CaseResult, arm: object) -> str:

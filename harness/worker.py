@@ -135,7 +135,7 @@ def _rule(job: Job, family: str, left: float | None, cases: int) -> StopRule:
     if left is not None:
         budget, limit = min(budget, left / cases), min(limit, left)
     return StopRule(
-        target=job.target or job.profile.settled_of(family),
+        target=job.profile.settled_of(family, job.target),
         quantile=metrics_of(family)[HEADLINE].quantile,
         budget_s=budget,
         limit_s=limit,

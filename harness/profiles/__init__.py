@@ -158,9 +158,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Where sampling a case of that family stops at the latest, after its first look."""
         return {"ddp": self.ddp_case_seconds, "feed": self.feed_case_seconds}.get(family, self.case_seconds)
 
-    def settled_of(self, family: str) -> float:
-        """The interval at which a case of that family is settled, as a fraction of its headline."""
-        return self.feed_settled if family == "feed" else self.settled
+    def settled_of(self, family: str, asked: float | None = None) -> float:
+        """The interval at which a case of that family is settled, as a fraction of its headline, unless another one was
+        asked for."""
+        return asked or {"feed": self.feed_settled}.get(family, self.settled)
 
     @property
     def on_cpu(self) -> bool:

@@ -95,7 +95,7 @@ def _watching(tally: Tensor) -> Iterator[None]:
 def _count(tally: Tensor, what: int, more: int = 1) -> None:
     here = get_worker_info()
     if here is not None:
-        tally.numpy()[here.id, what] += more  # a twentieth of what the tensor's own indexing takes
+        tally.numpy()[here.id, what] += more  # a sixth of the time that the tensor's own indexing takes
 
 
 def _shared(*shape: int) -> Tensor:
