@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,6 +268,7 @@ class Loader:
                     said = self._ended(patience_s=1.0) or said
             if said is None:
                 raise
+            _let_go(error)
             raise MeasurementError(said) from error
 
     def _ended(self, patience_s: float = 0.0) -> str | None:
@@ -280,6 +282,14 @@ class Loader:
             if time.monotonic() >= until:
                 return None
             time.sleep(5e-3)
+
+
+def _let_go(error: BaseException) -> None:
+    """Close what was being opened when torch raised: it does so wherever the main thread is, and a socket on its way to
+    a worker that is gone stays open with the frame that was to close it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        traceback.clear_frames(error.__traceback__)
 
 
 def _private_bytes(pid: int) -> int | None:

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -167,6 +168,25 @@ def test_what_is_ahead_counts_samples_of_batches_that_are_being_made(opened: Any
     alone.loader.begin()
     alone.take(3)
     assert alone.loader.ahead() == 0.0
+
+
+def test_a_socket_to_a_worker_that_is_gone_is_closed_when_its_end_is_told(opened: Any) -> None:
+    """torch raises wherever the main thread is, such as between the opening of a socket and what would close it."""
+    here = opened(workers=1)
+    here.loader.begin()
+    here.take(1)
+    pid = int(here.loader._tally[0, 2])
+    descriptors = []
+
+    def fetch() -> None:
+        link = socket.socket(socket.AF_UNIX)
+        descriptors.append(link.fileno())
+        raise RuntimeError(f"DataLoader worker (pid {pid}) is killed by signal: Killed. ")
+
+    with pytest.raises(MeasurementError, match="was killed by SIGKILL"), here.loader.telling():
+        fetch()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])
 
 
 def test_a_loader_is_settled_when_all_is_pinned_too(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
