@@ -21,6 +21,7 @@ from pathlib import Path
 MIB = 1 << 20
 
 LOOK_S = 0.25  # between two looks whether the owner is still there
+LAST_S = 0.05  # for connections that came in the last moment to begin
 LATE_S = 0.02  # for which this process may wake too late without a loss of rate
 
 PIECE_S = 0.002  # what is sent at once lasts so long at the rate
@@ -60,9 +61,12 @@ class Store:
 
     async def serve(self, listening: socket.socket, owner: int) -> None:
         """Until the process `owner` is no longer the parent of this one."""
-        await asyncio.start_server(self._connected, sock=listening)
+        server = await asyncio.start_server(self._connected, sock=listening)
         while os.getppid() == owner:
             await asyncio.sleep(LOOK_S)
+        server.close()
+        # A connection that came in the last moment begins, or its end would be an error that asyncio prints.
+        await asyncio.sleep(LAST_S)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         clock = asyncio.get_running_loop()
