@@ -225,13 +225,17 @@ class Scale:
     def needed(self) -> int | None:
         """Workers that the formula asks for, W >= t_batch / t_step (theory.md, 8), before cores, memory or storage run
         out, for steps within CLOSE of cached ones. None where the record does not tell what a batch costs."""
-        return None if self.worker_ms is None else math.ceil(self.worker_ms / self.cached_ms / (1 + CLOSE))
+        return None if self.worker_ms is None else self._needed(self.worker_ms)
+
+    @property
+    def needed_between(self) -> tuple[int, int] | None:
+        """The same from the fastest and from the slowest that a batch was made: cores whose speed changes."""
+        return (self._needed(min(self._costs)), self._needed(max(self._costs))) if self._costs else None
 
     @property
     def worker_ms(self) -> float | None:
         """What one worker needs for a batch; the median of the cases."""
-        costs = [feed.worker_ms for feed in self.feeds if feed.worker_ms is not None]
-        return statistics.median(costs) if costs else None
+        return statistics.median(self._costs) if self._costs else None
 
     @property
     def lone_ms(self) -> float | None:
@@ -246,6 +250,13 @@ class Scale:
     def best(self) -> Feed:
         """The one whose real steps are fastest beside its cached ones."""
         return min(self.feeds, key=lambda feed: feed.over.value)
+
+    @property
+    def _costs(self) -> list[float]:
+        return [feed.worker_ms for feed in self.feeds if feed.worker_ms is not None]
+
+    def _needed(self, worker_ms: float) -> int:
+        return math.ceil(worker_ms / self.cached_ms / (1 + CLOSE))
 
 
 def fed(feed: Feed) -> bool:

@@ -113,10 +113,16 @@ def _of_scale(scale: Scale, found: Iterable[Feed]) -> str:
             text += f"; input-bound with {_listed(scale.again)}: more workers are slower"
     if needed is not None:
         cost = f"{number(scale.worker_ms)} ms of a worker for a batch, {number(scale.cached_ms)} ms a step"
-        text += f"; theory: {needed} within {percent(CLOSE)} ({cost}{_lone(scale)})"
+        text += f"; theory: {_needed(scale, needed)} within {percent(CLOSE)} ({cost}{_lone(scale)})"
     if any(storage_bound(feed, found) for feed in late):
         text += f"; {_storage(late[-1])}"
     return f"feed {_name(best, 'workers')}: {text}{_label(scale.feeds)}"
+
+
+def _needed(scale: Scale, needed: int) -> str:
+    """With what it would be by the fastest and the slowest case, where they were measured at other speeds of a core."""
+    least, most = scale.needed_between or (needed, needed)
+    return str(needed) if least == most else f"{needed} ({least} to {most} from case to case)"
 
 
 def _lone(scale: Scale) -> str:

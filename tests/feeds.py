@@ -20,7 +20,7 @@ from harness.workloads.order import Pick
 SMALL = {
     "pool": 24, "batches": 4, "image": 48, "crop": 32, "pictures": 4, "documents": 4, "words": 20, "longest": 64,
     "patch": 8, "width": 32, "hidden": 64, "picture_products": 2, "text_products": 2, "latency_ms": 1.0,
-    "mib_per_s": 100.0,
+    "mib_per_s": 100.0, "conditioning": 0,
 }  # fmt: skip
 
 

@@ -76,6 +76,7 @@ class FeedSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     picture, pixels. pictures, documents: samples in a batch. words: median length of a text. longest: tokens a text
     is cut to. patch: side of the square of pixels that is one row of a step's matrix product. width: of a token's
     vector. hidden: columns of the products. picture_products, text_products: how many of them a step has.
+    conditioning: untimed steps, at the least, before those of an arm, so that both kinds start from the same load.
     latency_ms, mib_per_s: of the slow store, of one request and of all of them together.
     """
 
@@ -92,6 +93,7 @@ class FeedSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     hidden: Count = 4096
     picture_products: Count = 64
     text_products: Count = 16
+    conditioning: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 12
     latency_ms: Positive = 20.0
     mib_per_s: Positive = 50.0
 

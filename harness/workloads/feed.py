@@ -12,8 +12,10 @@ taken. `overlapped`: as many batches lie ready as when it last ended, the rest i
 long run with pauses: a loader that is slower than the steps has none ready, one that is faster all it may, and one that
 is hardly faster gets there over many samples. What is used up sets all workers to work at the same moment, so a turn of
 each is taken untimed, after which they are in step as in a long run. `compute` begins when the workers have nothing to
-do. No end of an epoch is a pause: to the loader epochs are one stream, and what the start costs, and going on to a next
-epoch, is measured by itself.
+do. Both kinds of steps come after equally many untimed ones, as many as the profile asks for or more: a GPU that was
+idle while the loader ran alone is faster at first than its power limit lets it be for long. No end of an epoch is a
+pause: to the loader epochs are one stream, and what the start costs, and going on to a next epoch, is measured by
+itself.
 
 Every sample is checked: what was taken must follow the order, sample by sample; the last batch must equal one that is
 made anew from memory; and the step must give what it gives for that.
@@ -41,7 +43,7 @@ from harness.workloads.preflight import Needs, look, shortage
 # Steps that are issued and not done, at most.
 AHEAD = 2
 
-# Steps before time is taken.
+# Steps of an arm before its time is taken, beside a turn of every worker.
 WARM_STEPS = 2
 
 # Largest difference of two sums of a result's row, in standard deviations of those sums. The same product of the same
@@ -94,6 +96,7 @@ class FeedWorkload:
             self._seen: list[list[list[int]]] = []
             self._workers = case.number("workers")
             self._most_ahead, self._ahead = self._workers * case.number("prefetch"), 0
+            self._conditioning = profile.feed.conditioning
             self._allocate(profile, extra_ms)
             flops = sum(map(self._step.flops, self._cached)) / len(self._cached)
             self._facts: dict[str, Any] = {
@@ -237,8 +240,9 @@ class FeedWorkload:
         backend, main, real = self._backend, self._backend.main, arm == "overlapped"
         self._loader.settle()
         drained = self._most_ahead - self._ahead if real else 0
-        first = self._whole(drained + self._workers + WARM_STEPS) - drained if real else WARM_STEPS
+        first = self._whole(drained + self._workers + WARM_STEPS) - drained
         total = first + self._data.repeats
+        self._condition(self._conditioning - first)
         self._drain(drained)
         waits, idle, began, issued = [0.0] * total, 0.0, 0.0, 0.0
         batch: Mapping[str, Tensor] = {}
@@ -283,6 +287,12 @@ class FeedWorkload:
             spans=spans,
             failed=failed and f"{arm}: {failed}",
         )
+
+    def _condition(self, steps: int) -> None:
+        """Steps whose time nobody takes, on what lies on the device: no worker goes on meanwhile."""
+        for index in range(steps):
+            self._step.run(self._cached[index % len(self._cached)])
+        self._backend.synchronize()
 
     def _to_device(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         views = {}

@@ -23,7 +23,7 @@ from harness.backends import get_backend
 from harness.backends.base import Backend
 from harness.errors import MeasurementError, Skip
 from harness.measure import measure
-from harness.profiles import Profile
+from harness.profiles import Profile, packaged
 from harness.protocol import Done, Job
 from harness.statistics import StopRule
 from harness.workloads import build
@@ -214,7 +214,7 @@ def test_a_step_left_out_is_found(opened: Open, monkeypatch: pytest.MonkeyPatch,
     workload = opened()
     assert workload.warm_up() is None
     calls, run = [0], workload._step.run
-    last = 2 + (2 if arm == "overlapped" else 0) + 4
+    last = 2 + 2 + 4
 
     def lazy(batch: Any) -> None:
         calls[0] += 1
@@ -223,6 +223,30 @@ def test_a_step_left_out_is_found(opened: Open, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(workload._step, "run", lazy)
     assert "rows of the last step's result are wrong" in (workload.sample(arm).failed or "")
+
+
+@pytest.mark.parametrize("asked", [0, 9])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_both_kinds_of_steps_come_after_equally_many_without_time(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, workers: int, asked: int
+) -> None:
+    """At least as many as the profile asks for, and two and a turn of every worker."""
+    workload = opened(sizes={"conditioning": asked}, workers=workers)
+    assert workload.warm_up() is None
+    steps, record, run = [0], workload._backend.record, workload._step.run
+    before: dict[str, int] = {}
+
+    def note(event: Any, stream: Any) -> None:
+        record(event, stream)
+        if event in workload._done:
+            before[arm] = steps[0] - 4  # at the last event: all but the four of the sample
+
+    monkeypatch.setattr(workload._backend, "record", note)
+    monkeypatch.setattr(workload._step, "run", lambda batch: (steps.__setitem__(0, steps[0] + 1), run(batch)))
+    for arm in ("compute", "overlapped"):
+        steps[0] = 0
+        assert workload.sample(arm).failed is None
+    assert before == dict.fromkeys(("compute", "overlapped"), max(asked, 2 + workers))
 
 
 @pytest.mark.timing
@@ -534,3 +558,21 @@ def test_a_pin_thread_costs_the_device_no_long_pauses() -> None:
         workload.close()
     backend.close()
     assert gaps["pinned"] - gaps["pageable"] < 0.05 * step
+
+
+@pytest.mark.gpu
+@pytest.mark.timing
+def test_a_gpu_that_was_idle_is_brought_to_its_load_before_steps_are_timed() -> None:
+    """A GPU at its power limit lets the first steps after a pause be faster than those of a long run."""
+    backend = get_backend("cuda")
+    workload = FeedWorkload(case_of("cuda", data="text", workers=4), packaged()["h200"], backend)
+    assert workload.warm_up() is None
+    after: dict[str, list[float]] = {"transfer": [], "overlapped": []}
+    for _ in range(10):
+        for arm, found in after.items():
+            workload.sample(arm)
+            found.append(workload.sample("compute").ms)
+    workload.close()
+    backend.close()
+    idle, busy = (statistics.median(found) for found in after.values())
+    assert idle == pytest.approx(busy, rel=0.03), after
