@@ -30,7 +30,8 @@ The way of the data, low layers first (tests/test_layering.py holds every module
     threshold_words                             the same in words
     claims, myths, experiments                  what people believe of copies, put to the test; a child does it
     progress                                    a run in words, while it lasts
-    tables, figures, exposure_figure, summary   sinks: they render records and measure nothing
+    tables, summary, figures                    sinks: they render records and measure nothing
+    exposure_figure, loader_figure              figures of collectives, and of loaders
     report                                      all of them on one page
     timeline, history_figure, contest           a history in words and drawn; a comparison in words
     asv_store, doctor, checkup                  a record for asv; the machine in words, read and measured

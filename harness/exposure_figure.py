@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness import best_bucket, exposure, figures, threshold
@@ -12,7 +12,7 @@ from harness.figures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
 from harness.labels import axis_text, axis_words
 from harness.record import CaseResult, Record
 from harness.threshold import SHARES, TokenSet
-from harness.views import metric, model, value
+from harness.views import model, value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,9 +58,9 @@ def _by_tokens(ax: Axes, sets: Sequence[TokenSet], name: str) -> None:
         return
     for at, found in enumerate(sets):
         label = _varying(found, sets)
-        _points(ax, found.cases.items(), "exposed_fraction", COLOURS[at % len(COLOURS)], label)
+        figures.points(ax, found.cases.items(), "exposed_fraction", COLOURS[at % len(COLOURS)], label)
     ax.set_xscale("log", base=2)
-    _whole_ticks(ax, sorted({tokens for found in sets for tokens in found.cases}))
+    figures.whole_ticks(ax, sorted({tokens for found in sets for tokens in found.cases}))
     for share in SHARES:
         ax.axhline(share, color=GREY, linewidth=1, linestyle=":")
     ax.axhline(0, color=GREEN, linewidth=1)
@@ -101,12 +101,12 @@ def _by_cap(ax: Axes, bests: Sequence[BestBucket]) -> None:
         colour = COLOURS[at % len(COLOURS)]
         cases = [(cap.cap, cap.case) for cap in best.caps]
         tokens = axis_words(best.best.case.family, "tokens", best.best.case.params["tokens"])
-        _points(ax, cases, "overlapped_over_compute", colour, tokens)
+        figures.points(ax, cases, "overlapped_over_compute", colour, tokens)
         modelled = [(cap, _modelled(case)) for cap, case in cases]
         ax.plot(*zip(*modelled, strict=True), color=colour, linewidth=1, linestyle="--")
     ax.set_xscale("log", base=2)
     caps = sorted({cap.cap for best in bests for cap in best.caps})
-    _whole_ticks(ax, caps, [axis_text("ddp", "bucket", cap) for cap in caps])
+    figures.whole_ticks(ax, caps, [axis_text("ddp", "bucket", cap) for cap in caps])
     ax.axhline(1, color=INK, linewidth=0.8)
     _legend(ax)
 
@@ -114,24 +114,3 @@ def _by_cap(ax: Axes, bests: Sequence[BestBucket]) -> None:
 def _modelled(case: CaseResult) -> float:
     schedule, compute = model(case, "piece_ms"), value(case, "compute_ms")
     return schedule / compute if schedule and compute else math.nan
-
-
-def _points(ax: Axes, cases: Iterable[tuple[int, CaseResult]], name: str, colour: str, label: str) -> None:
-    """The metric with its intervals; hollow where a case is not settled."""
-    found = [(at, case, seen) for at, case in cases if (seen := metric(case, name)) is not None]
-    if not found:
-        return
-    ax.plot([at for at, _, _ in found], [seen.value for _, _, seen in found], color=colour, label=label)
-    for at, case, seen in found:
-        low = seen.value if seen.low is None else seen.low
-        high = seen.value if seen.high is None else seen.high
-        fill = colour if case.status == "ok" else "white"
-        ax.errorbar(
-            at, seen.value, yerr=[[seen.value - low], [high - seen.value]], fmt="o", color=colour,
-            markerfacecolor=fill, markersize=4,
-        )  # fmt: skip
-
-
-def _whole_ticks(ax: Axes, places: Sequence[int], texts: Sequence[str] | None = None) -> None:
-    ax.set_xticks(places, texts or [f"{place:,}" for place in places], fontsize=7)
-    ax.minorticks_off()

@@ -116,7 +116,7 @@ def _of_scale(scale: Scale, found: Iterable[Feed]) -> str:
         text += f"; theory: {_needed(scale, needed)} within {percent(CLOSE)} ({cost}{_lone(scale)})"
     if any(storage_bound(feed, found) for feed in late):
         text += f"; {_storage(late[-1])}"
-    return f"feed {_name(best, 'workers')}: {text}{_label(scale.feeds)}"
+    return f"feed {case_name(best, 'workers')}: {text}{_label(scale.feeds)}"
 
 
 def _needed(scale: Scale, needed: int) -> str:
@@ -172,7 +172,7 @@ def _of_case(feed: Feed, found: Iterable[Feed]) -> str:
         text = f"balanced: {over}, and the loader alone is as slow or slower ({number(feed.loader_ms)} ms)"
     else:
         text = f"not input-bound: {over}; the loader could feed {ratio(1 + feed.headroom)}x as many"
-    return f"feed {_name(feed)}: {text}{_label([feed])}"
+    return f"feed {case_name(feed)}: {text}{_label([feed])}"
 
 
 def _waiting(feed: Feed) -> str:
@@ -280,7 +280,7 @@ def _utilisation(found: Sequence[Feed]) -> str:
     )
 
 
-def _name(feed: Feed, *but: str) -> str:
+def case_name(feed: Feed, *but: str) -> str:
     """The case by all its axes that are not as usual."""
     params = feed.case.params.items()
     words = {axis: axis_words("feed", axis, given) for axis, given in params if axis not in (*but, "profile")}

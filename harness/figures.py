@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,8 +31,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from harness.labels import number, ratio, short_names
 from harness.record import CaseResult, Metric, Record
@@ -178,6 +179,35 @@ def legend(axes: Sequence[Axes], first: str = "", last: str = "bound") -> tuple[
         handles |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     labels = sorted(handles, key=lambda label: (not label.startswith(first), label.startswith(last)))
     return [handles[label] for label in labels], labels
+
+
+def points(ax: Axes, cases: Iterable[tuple[int, CaseResult]], name: str, colour: str, label: str) -> None:
+    """The metric with its intervals; hollow where a case is not settled."""
+    found = [(at, case, seen) for at, case in cases if (seen := metric(case, name)) is not None]
+    if not found:
+        return
+    ax.plot([at for at, _, _ in found], [seen.value for _, _, seen in found], color=colour, label=label)
+    for at, case, seen in found:
+        low = seen.value if seen.low is None else seen.low
+        high = seen.value if seen.high is None else seen.high
+        fill = colour if case.status == "ok" else "white"
+        ax.errorbar(
+            at, seen.value, yerr=[[seen.value - low], [high - seen.value]], fmt="o", color=colour,
+            markerfacecolor=fill, markersize=4,
+        )  # fmt: skip
+
+
+def whole_ticks(ax: Axes, places: Sequence[int], texts: Sequence[str] | None = None) -> None:
+    """A tick at each of these places and no other."""
+    ax.set_xticks(places, texts or [f"{place:,}" for place in places], fontsize=7)
+    ax.minorticks_off()
+
+
+def plain_log(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 of every decade, in digits: powers would need TeX."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:g}"))
 
 
 def chunk_curve(curve: Curve) -> Figure | None:

@@ -19,6 +19,7 @@ from harness import (
     feeding_words,
     figures,
     findings,
+    loader_figure,
     threshold,
     threshold_words,
 )
@@ -111,7 +112,12 @@ def _loaders(record: Record) -> dict[str, Any] | None:
         for feed in found
     ]
     verdicts = [text for text, _ in feeding_words.verdicts(record)]
-    return {"rows": rows, "notes": [*verdicts, *feeding_words.notes(record)], "common": names.common}
+    return {
+        "figure": _image(loader_figure.draw(record)),
+        "rows": rows,
+        "notes": [*verdicts, *feeding_words.notes(record)],
+        "common": names.common,
+    }
 
 
 def _command(record: Record) -> str:

@@ -268,7 +268,7 @@ def test_all_but_measuring_works_where_torch_is_missing(tmp_path):
         for name in MODULES.keys()
         - WITH_TORCH
         - WITH_ASV
-        - {"", "__main__", "figures", "exposure_figure", "history_figure", "report"}
+        - {"", "__main__", "figures", "exposure_figure", "loader_figure", "history_figure", "report"}
     )
     code = """
 import importlib, sys
