@@ -14,7 +14,7 @@ from pathlib import Path
 
 import faulty_ranks
 import pytest
-from processes import gone
+from processes import children, gone
 
 import harness
 from harness import child, launching, record, runs, supervise
@@ -195,6 +195,72 @@ def test_no_rank_outlives_the_run(tmp_path, how):
     if how == signal.SIGINT:
         assert parent.returncode == 130
         assert "1 of 2 cases are in" in rest
+
+
+def ranks_of(run: int) -> list[int]:
+    """The processes of a run's ranks, oldest first."""
+    below = [pid for launch in children(run) for pid in children(launch)]
+    return sorted(pid for pid in below if b"harness.ranks" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def lose_a_rank(folder: Path, how: signal.Signals, device: str, backend: str) -> tuple[Record, float]:
+    """Real collectives: rank 1 is hit in the middle of the second case of three. The record, and how many seconds later
+    that case was over."""
+    cases = [
+        f"ddp[model=blocks,bucket=4MiB,tokens={tokens},gradients=bf16,ranks=2,backend={backend}]"
+        for tokens in (64, 128, 32)
+    ]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", "--device", device, "--no-controls", "--machine", "here", "--target",
+         "0.001", "--results", "results", *(word for case in cases for word in ("--case", case))],
+        cwd=folder,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    ranks: set[int] = set()
+    try:
+        assert run.stderr is not None
+        assert any(line.startswith("[1/3]") for line in run.stderr)
+        time.sleep(2)  # into the case that follows
+        both = ranks_of(run.pid)
+        assert len(both) == 2
+        ranks.update(both)
+        hit = time.monotonic()
+        os.kill(both[1], how)
+        assert any(line.startswith("[2/3]") for line in run.stderr)
+        took = time.monotonic() - hit
+        while run.poll() is None and time.monotonic() < hit + 200:
+            ranks.update(ranks_of(run.pid))
+            time.sleep(0.1)
+        assert run.returncode == 4
+        assert all(map(gone, ranks))
+    finally:
+        run.kill()
+        run.communicate()
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    (path,) = folder.glob("results/records/here/*.json")
+    return record.read(path), took
+
+
+# A rank that is stopped is one that hangs: the other waits for as long as a collective may take, MEET_S.
+@pytest.mark.parametrize(
+    ("how", "reason", "limit_s"),
+    [(signal.SIGKILL, "rank 1 was killed by SIGKILL", 15.0), (signal.SIGSTOP, "rank 1", 90.0)],
+    ids=["killed", "hangs"],
+)
+@pytest.mark.multigpu
+def test_a_rank_lost_in_a_collective_of_nccl_costs_its_case_alone(tmp_path, how, reason, limit_s):
+    """On the cpu by Gloo this takes 40 and 120 s, too long for every day; faults without collectives are above."""
+    kept, took = lose_a_rank(tmp_path, how, "cuda", "nccl")
+    first, hit, after = kept.cases
+    assert (first.status in MEASURED, after.status in MEASURED) == (True, True), [first.reason, after.reason]
+    assert hit.status == "error"
+    assert reason in hit.reason
+    assert took < limit_s
 
 
 # Whose end is the reason.

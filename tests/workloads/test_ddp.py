@@ -34,6 +34,7 @@ from harness.workloads.collectives import Future, Scripted, completed
 from harness.workloads.ddp import DDPWorkload
 from harness.workloads.hooks import BucketedDDP
 from harness.workloads.models import Plan, Stack, make_model
+from harness.workloads.replay import Replay
 
 # A block has 128 KiB of float32 matrices and two norms of 256 bytes.
 SMALL = DDPSizes(width=64, hidden=128, heads=2, blocks=4, sequence=32, vocabulary=4096)
@@ -884,3 +885,41 @@ def test_on_two_gpus_a_late_rank_is_waiting_and_not_a_slow_collective(gpu_each: 
     (fastest, slowest), (fastest_late, slowest_late) = ends(0.0), ends(50.0)
     assert abs(fastest_late - fastest) < 0.5 + 0.2 * fastest
     assert 45.0 < slowest_late - slowest < 60.0
+
+
+def alone_of(ranks: Any, backend: Backend, size: int, rounds: int = 8) -> tuple[float, float]:
+    """ms of an all-reduce of `size` bytes: in `transfer`, and in a bare loop on the same buffers; their rounds take
+    turns."""
+    axes = {"backend": "nccl", "gradients": "bf16", "bucket": 4 * MIB, "first": MIB, "tokens": 1024}
+    workload = workload_of(ranks, backend, axes, LARGE)
+    count = max(2, min(64, 512 * MIB // size))
+    workload.buckets = [size] * count
+    workload._replay = Replay(workload.buckets, workload._device, torch.bfloat16, 5, workload._signs)
+    buffers, group = workload._replay.pieces, ranks.process_group("nccl")
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    arm: list[float] = []
+    bare: list[float] = []
+    for _ in range(3 + rounds):
+        sample = workload.sample("transfer")
+        assert sample.failed is None
+        arm.append(sample.ms / count)
+        workload._prepare("transfer")
+        start.record(backend.main)
+        for buffer in buffers:
+            dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=group)
+        end.record(backend.main)
+        torch.cuda.synchronize()
+        bare.append(start.elapsed_time(end) / count)
+    workload.close()
+    return statistics.median(arm[3:]), statistics.median(bare[3:])
+
+
+@pytest.mark.multigpu
+@pytest.mark.timing
+@pytest.mark.parametrize("size", [MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB])
+def test_on_two_gpus_an_all_reduce_alone_is_as_fast_as_in_a_bare_loop(gpu_each: Run, size: int) -> None:
+    """A step takes as long as its slower rank."""
+    arm, bare = (max(both) for both in zip(*gpu_each(alone_of, size=size), strict=True))
+    reached = [round(buckets.bus_bandwidth(size, ms, 2), 1) for ms in (arm, bare)]
+    print(f"{size // MIB} MiB: GB/s in the arm and bare: {reached}")
+    assert arm == pytest.approx(bare, rel=0.05)
