@@ -38,7 +38,7 @@ class Feed:
     """One measured case; ms of one batch, means over rounds.
 
     loader_ms, cached_ms, real_ms: the loader alone, the step on a batch that is on the device, both together. over:
-    real / cached. gap_ms: the device idle before a step; next_ms, next_max_ms: the host blocked in next(), on the mean
+    real / cached. gap: the device idle before a step; next_ms, next_max_ms: the host blocked in next(), on the mean
     and at the longest; None where the record does not tell. bursts: whether the stalls come in bursts. facts: what a
     batch is and costs (harness/workloads/feed.py), medians over launches. unpinned: what in a batch stayed unpinned
     though the case is pinned. busy: NVML's utilisation over the whole case, a share.
@@ -49,7 +49,7 @@ class Feed:
     cached_ms: float
     real_ms: float
     over: Metric
-    gap_ms: float | None
+    gap: Metric | None
     next_ms: float | None
     next_max_ms: float | None
     bursts: bool
@@ -66,7 +66,7 @@ class Feed:
         if case.family != "feed" or over is None or not loader or not cached or not real:
             return None
         return cls(
-            case=case, loader_ms=loader, cached_ms=cached, real_ms=real, over=over, gap_ms=value(case, "gap_ms"),
+            case=case, loader_ms=loader, cached_ms=cached, real_ms=real, over=over, gap=metric(case, "gap_ms"),
             next_ms=value(case, "next_ms"), next_max_ms=value(case, "next_max_ms"),
             bursts=_bursts(case, cached), facts=_facts(case), unpinned=_unpinned(case), busy=_busy(case),
         )  # fmt: skip
@@ -86,20 +86,37 @@ class Feed:
         return self.cached_ms / self.loader_ms - 1
 
     @property
+    def gap_ms(self) -> float | None:
+        return None if self.gap is None else self.gap.value
+
+    @property
     def verdict(self) -> Verdict:
         """input-bound: real steps take CLOSE longer than cached ones or more, mostly since the device waits for them.
-        slowed: as long, but the device has its batches: the copy to it, or cores shared with the workers. unclear: as
-        long, by samples that may as well be equal. compute-bound: they take no longer, and the loader alone is faster
-        than they are; balanced: it is not, or hardly.
+        slowed: as long, but the device has its batches: the copy to it, or cores shared with the workers.
+        compute-bound: they take no longer, and the loader alone is faster than they are; balanced: it is not, or
+        hardly. unclear: the samples may as well be of another verdict.
         """
+        if not self._sure:
+            return "unclear"
         if self.over.value - 1 <= CLOSE:
             return "compute-bound" if self.headroom > CLOSE else "balanced"
-        # A gap is seen on the device, between two of its events: no noise of the steps is in it.
-        if self.gap_ms is not None and self.gap_ms >= WAITING_PART * self.excess_ms:
-            return "input-bound"
-        if self.over.low is not None and self.over.low <= 1:
-            return "unclear"
-        return "input-bound" if self.gap_ms is None else "slowed"
+        return "input-bound" if self._mostly_waits else "slowed"
+
+    @property
+    def _mostly_waits(self) -> bool:
+        """Whether what a real step takes longer is a wait for most of it; without a gap in the record, all of it is."""
+        return self.gap_ms is None or self.gap_ms >= WAITING_PART * self.excess_ms
+
+    @property
+    def _sure(self) -> bool:
+        """Whether the intervals leave no doubt that real steps are longer, or are not. The gap is seen on the device,
+        between two of its events: no noise of the steps is in it."""
+        worth, gap, over = CLOSE * self.cached_ms, self.gap, self.over
+        if over.value - 1 <= CLOSE:
+            surely_fed = gap is not None and gap.high is not None and gap.high <= worth
+            return surely_fed or (over.high is not None and over.high - 1 <= CLOSE)
+        surely_late = gap is not None and gap.low is not None and gap.low > worth
+        return (surely_late and self._mostly_waits) or (over.low is not None and over.low > 1)
 
     @property
     def worker_ms(self) -> float | None:
@@ -210,6 +227,11 @@ class Scale:
         return [feed for feed in self.feeds if feed.verdict == "input-bound"]
 
     @property
+    def unclear(self) -> list[int]:
+        """Numbers of workers of which the samples do not tell."""
+        return [feed.workers for feed in self.feeds if feed.verdict == "unclear"]
+
+    @property
     def again(self) -> list[int]:
         """Larger numbers of workers for which it waits all the same: more of them can be slower."""
         knee = self.knee
@@ -225,17 +247,19 @@ class Scale:
     def needed(self) -> int | None:
         """Workers that the formula asks for, W >= t_batch / t_step (theory.md, 8), before cores, memory or storage run
         out, for steps within CLOSE of cached ones. None where the record does not tell what a batch costs."""
-        return None if self.worker_ms is None else self._needed(self.worker_ms)
+        return None if self.worker_ms is None else _needed(self.worker_ms, self.cached_ms)
 
     @property
     def needed_between(self) -> tuple[int, int] | None:
-        """The same from the fastest and from the slowest that a batch was made: cores whose speed changes."""
-        return (self._needed(min(self._costs)), self._needed(max(self._costs))) if self._costs else None
+        """The fewest and the most that a single case would say: cores whose speed changes."""
+        said = [_needed(feed.worker_ms, feed.cached_ms) for feed in self.feeds if feed.worker_ms is not None]
+        return (min(said), max(said)) if said else None
 
     @property
     def worker_ms(self) -> float | None:
         """What one worker needs for a batch; the median of the cases."""
-        return statistics.median(self._costs) if self._costs else None
+        costs = [feed.worker_ms for feed in self.feeds if feed.worker_ms is not None]
+        return statistics.median(costs) if costs else None
 
     @property
     def lone_ms(self) -> float | None:
@@ -251,12 +275,9 @@ class Scale:
         """The one whose real steps are fastest beside its cached ones."""
         return min(self.feeds, key=lambda feed: feed.over.value)
 
-    @property
-    def _costs(self) -> list[float]:
-        return [feed.worker_ms for feed in self.feeds if feed.worker_ms is not None]
 
-    def _needed(self, worker_ms: float) -> int:
-        return math.ceil(worker_ms / self.cached_ms / (1 + CLOSE))
+def _needed(worker_ms: float, cached_ms: float) -> int:
+    return math.ceil(worker_ms / cached_ms / (1 + CLOSE))
 
 
 def fed(feed: Feed) -> bool:

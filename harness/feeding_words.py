@@ -111,6 +111,8 @@ def _of_scale(scale: Scale, found: Iterable[Feed]) -> str:
         text += f" ({_off(at)})"
         if scale.again:
             text += f"; input-bound with {_listed(scale.again)}: more workers are slower"
+    if scale.unclear and (knee is not None or late):
+        text += f"; too noisy to tell with {_listed(scale.unclear)}"
     if needed is not None:
         cost = f"{number(scale.worker_ms)} ms of a worker for a batch, {number(scale.cached_ms)} ms a step"
         text += f"; theory: {_needed(scale, needed)} within {percent(CLOSE)} ({cost}{_lone(scale)})"
@@ -218,12 +220,19 @@ def _mb(rate: float) -> str:
 
 
 def _rates(found: Sequence[Feed]) -> list[str]:
-    """What storage must give for each kind of data, once."""
-    known: dict[object, Feed] = {}
+    """What storage must give, for all cases alike in what a sample takes of it: the most that one of them asks for."""
+    alike: dict[tuple[object, ...], list[Feed]] = {}
     for feed in found:
-        if feed.needed_rate is not None:
-            known.setdefault(feed.case.params.get("data"), feed)
-    return [f"{clean(data)}: {_rate(feed, 'storage must give').strip()}" for data, feed in known.items()]
+        if feed.needed_rate is not None and feed.facts.get("samples"):
+            each = round(feed.facts["stored_bytes"] / feed.facts["samples"])
+            alike.setdefault((feed.case.params.get("data"), each), []).append(feed)
+    made = []
+    for (data, _), cases in alike.items():
+        most = max(cases, key=lambda feed: feed.needed_rate or 0.0)
+        sources = dict.fromkeys(clean(feed.case.params.get("source")) for feed in cases)
+        verb = "storage must give up to" if len(cases) > 1 else "storage must give"
+        made.append(f"{clean(data)} from {', '.join(sources)}: {_rate(most, verb)}")
+    return made
 
 
 def _starts(found: Sequence[Feed], names: Names) -> str:

@@ -128,7 +128,12 @@ def _covered(case: CaseResult, name: str) -> tuple[Metric | None, list[dict[str,
 
 def _measure(metric: Metric, case: CaseResult, bootstrap: Bootstrap) -> records.Metric:
     found = bootstrap.interval(_of(metric, case), metric.arms, metric.quantile)
-    return records.Metric(value=found.value, unit=metric.unit, low=found.low, high=found.high)
+    low, high = found.low, found.high
+    if metric.quantile in (0.0, 1.0):  # resampling never shows what is beyond the longest
+        low = high = None
+    elif low is not None and metric.unit == "ms" and len(metric.arms) == 1 and found.value >= 0:
+        low = max(low, 0.0)  # few blocks widen an interval to where no duration is
+    return records.Metric(value=found.value, unit=metric.unit, low=low, high=high)
 
 
 def _of(metric: Metric, case: CaseResult) -> Callable[[Mapping[str, Array]], Array]:

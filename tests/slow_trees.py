@@ -1,6 +1,6 @@
 """Copies of this tree in which one thing is really slower, to see whether a gate calls it by its leg.
 
-    python tests/slow_trees.py FOLDER         # FOLDER/pageable, FOLDER/sync, FOLDER/compute, FOLDER/bytes
+    python tests/slow_trees.py FOLDER         # FOLDER/pageable, .../sync, compute, bytes, item
     overlap gate --against . ...              # run from one of them, or: cd FOLDER/sync && ... --against THIS_TREE
 
 The program itself has no such hook: each copy differs from it by the lines below.
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
-FILE = Path("harness") / "workloads" / "h2d.py"
+WORKLOADS = Path("harness") / "workloads"
 
-# What is replaced in FILE, by name: pageable memory where the key says pinned; the host waits for the device after
-# every chunk; 5 % of the rows multiplied twice; 5 % of the rows copied twice.
+# What is replaced, by name. In h2d: pageable memory where the key says pinned; the host waits for the device after
+# every chunk; 5 % of the rows multiplied twice; 5 % of the rows copied twice. In ddp: a value is read in every block.
 CHANGES = {
     "pageable": [
         ("self._allocate(profile, pinned=memory == \"pinned\")", "self._allocate(profile, pinned=False)"),
@@ -59,18 +59,27 @@ CHANGES = {
             "            backend.copy(views.pieces[index][1][:few], source[:few], stream)\n",
         ),
     ],
+    "item": [
+        (
+            "        x = x + self.down(functional.gelu(self.up(self.norm_2(x))))\n        return x\n",
+            "        x = x + self.down(functional.gelu(self.up(self.norm_2(x))))\n"
+            "        x.mean().item()\n        return x\n",
+        ),
+    ],
 }  # fmt: skip
+FILES = {"item": WORKLOADS / "models.py"}
 
 
 def make(name: str, folder: Path) -> Path:
     """The copy called `name`, with its change."""
     root = folder / name
     shutil.copytree(HERE / "harness", root / "harness", ignore=shutil.ignore_patterns("__pycache__"))
-    text = (root / FILE).read_text()
+    file = FILES.get(name, WORKLOADS / "h2d.py")
+    text = (root / file).read_text()
     for old, new in CHANGES[name]:
-        assert text.count(old) == 1, f"{FILE} has changed: {old!r} is there {text.count(old)} times"
+        assert text.count(old) == 1, f"{file} has changed: {old!r} is there {text.count(old)} times"
         text = text.replace(old, new)
-    (root / FILE).write_text(text)
+    (root / file).write_text(text)
     return root
 
 

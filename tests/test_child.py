@@ -236,7 +236,12 @@ KILLED = "the worker was killed by SIGKILL"
 @pytest.mark.skipif(not SCORE.exists(), reason="no such kernel")
 def test_a_host_that_is_out_of_memory_ends_the_child_before_its_parent(monkeypatch):
     own = int(SCORE.read_text())
-    code = BEGIN + f"print(open({str(SCORE)!r}).read().strip()); sys.exit(3)"
+    # The parent writes it while the child already runs.
+    code = BEGIN + (
+        f"import time; read = lambda: open({str(SCORE)!r}).read().strip(); until = time.monotonic() + 5\n"
+        f"while read() == '{own}' and time.monotonic() < until: time.sleep(0.01)\n"
+        "print(read()); sys.exit(3)"
+    )
     assert follow(monkeypatch, code)[1].endswith(f": {child.OOM_SCORE}")
     assert own < child.OOM_SCORE
 

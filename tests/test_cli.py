@@ -453,7 +453,6 @@ def test_an_interrupt_tells_how_to_go_on(overlap, monkeypatch, number):
         time.sleep(5)
 
     monkeypatch.setattr(supervise, "run", run)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     said = overlap(
         "run", "--device", "cpu", "--commit", COMMIT, "--no-controls", "--results", "my results", *cases(ONE, TWO)
     )  # fmt: skip
@@ -480,14 +479,13 @@ def test_an_interrupt_before_anything_is_measured(overlap, monkeypatch):
 
 
 def start(folder: Path, *arguments: str, **options: object) -> subprocess.Popen[str]:
-    """`python -m harness` in a process of its own, which Ctrl-C reaches however the tests were started."""
+    """`python -m harness` in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "harness", *arguments],
         cwd=folder,
         # Without git, as on a copied tree: the commit given is the one that counts.
         env=dict(os.environ, PYTHONPATH=str(ROOT), PATH=str(folder)),
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),  # type: ignore[call-overload]
     )
 

@@ -134,11 +134,15 @@ except KeyboardInterrupt:
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(root)},
     )
-    until = time.monotonic() + 20
-    while not (tmp_path / "up").exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    try:
+        until = time.monotonic() + 20
+        while not (tmp_path / "up").exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
+        process.wait()
     assert (tmp_path / "kept").exists()
     assert len(asked(tmp_path)) == 1

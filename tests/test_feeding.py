@@ -52,6 +52,50 @@ def test_steps_that_may_as_well_be_equal_are_not_called():
     assert not feeding.fed(noisy)
 
 
+def gapped(truth: Loader, noise: float, gaps: tuple[float, ...], **options) -> Feed:
+    """A case of noisy rounds whose device waits before each step as long as `gaps` say in turn."""
+    result = feed_result(truth, launch={"noise": noise, "seed": 1}, **options)
+    for at, seen in enumerate(result.launches[0].ranks[0].rounds):
+        seen.spans["overlapped.gap"] = gaps[at % len(gaps)]
+    found = Feed.of(metrics.derive(result))
+    assert found is not None
+    return found
+
+
+def test_steps_that_seem_equal_are_called_so_only_where_that_is_sure():
+    truth = Loader(step_ms=4.0, decode_ms=2.0)
+    wide = gapped(truth, 0.3, (0.0, 3.0))
+    assert wide.over.value < 1 + feeding.CLOSE < wide.over.high
+    assert wide.gap.high > feeding.CLOSE * wide.cached_ms
+    assert wide.verdict == "unclear"
+    # The device's own events say that it never waits, however much its steps differ.
+    assert gapped(truth, 0.3, (0.001,)).verdict == "compute-bound"
+
+
+def test_a_wait_is_called_only_where_it_is_sure():
+    truth = Loader(step_ms=4.0, slowed=0.1)
+    rare = gapped(truth, 0.2, (0.0,) * 19 + (16.0,))
+    assert rare.over.low < 1 < 1 + feeding.CLOSE < rare.over.value
+    assert rare.gap_ms > feeding.WAITING_PART * rare.excess_ms
+    assert rare.gap.low <= feeding.CLOSE * rare.cached_ms
+    assert rare.verdict == "unclear"
+    steady = gapped(truth, 0.2, (0.5, 0.8))
+    assert steady.over.low < 1
+    assert steady.verdict == "input-bound"
+
+
+def test_one_round_has_no_interval_and_tells_nothing():
+    assert feed(Loader(step_ms=1.0), launch={"rounds": 1}).verdict == "unclear"
+    assert feed(Loader(step_ms=9.0), launch={"rounds": 1}).verdict == "unclear"
+
+
+def test_durations_have_intervals_of_durations_and_the_longest_has_none():
+    result = feed_result(Loader(decode_ms=2.0, burst=20, stall_ms=8.0), launch={"rounds": 30})
+    assert result.metrics["gap_ms"].low == 0
+    longest = result.metrics["next_max_ms"]
+    assert (longest.value, longest.low, longest.high) == (pytest.approx(64.0), None, None)
+
+
 def test_without_a_gap_the_interval_decides():
     assert feed(Loader(step_ms=1.0), launch={"spans": False}).verdict == "input-bound"
     assert feed(Loader(step_ms=9.0), launch={"spans": False}).verdict == "compute-bound"
@@ -101,6 +145,18 @@ def test_the_knee_is_beside_the_workers_that_the_formula_asks_for():
     assert scale.workers == list(COUNTS)
     assert (scale.knee, scale.needed, scale.again) == (4, 4, [])
     assert scale.best.over.value == pytest.approx(1, abs=0.01)
+
+
+def test_from_case_to_case_is_what_each_case_would_say_by_itself():
+    """Both a batch's cost and the step differ from case to case."""
+    cases = [
+        feed_result(
+            Loader(step_ms=step), workers=workers, launch={"facts": {"read_ms": 0.0, "decode_ms": cost}}
+        )
+        for workers, cost, step in ((1, 8.0, 2.0), (2, 12.0, 6.0), (4, 16.0, 2.0))
+    ]
+    (scale,) = scales(feeds(feed_record(*cases)))
+    assert (scale.needed, scale.needed_between) == (6, (2, 8))
 
 
 @pytest.mark.parametrize(("step", "needed"), [(8.1, 1), (2.7, 3), (1.6, 5), (1.0, 8), (0.51, 15)])

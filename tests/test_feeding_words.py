@@ -133,7 +133,7 @@ def test_a_summary_takes_few_of_them_and_the_notes_the_rest():
 
 def test_notes_say_what_it_takes_to_feed():
     told = notes(feed_result(Loader(step_ms=2.0), launch={"noise": 0.0}))
-    assert "jpeg: storage must give 160 MB/s to keep up (8000 samples/s of 20.0 kB)" in told
+    assert "jpeg from memory: storage must give 160 MB/s to keep up (8000 samples/s of 20.0 kB)" in told
     assert "s to the first batch, and to the next epoch's: 0.410 and 0.0120" in told
     assert "host memory of a worker, beyond what it shares: 41.0 MB" in told
     bound = notes(feed_result(Loader(step_ms=1.0)))
@@ -142,6 +142,28 @@ def test_notes_say_what_it_takes_to_feed():
         in bound
     )
     assert "NVML" not in told
+
+
+def test_storage_is_asked_for_what_its_own_samples_take_at_the_fastest_step():
+    told = notes(
+        feed_result(Loader(step_ms=4.0), launch={"noise": 0.0}),
+        feed_result(Loader(step_ms=2.0), source="files", launch={"noise": 0.0}),
+        feed_result(Loader(), source="shards", launch={"noise": 0.0, "facts": {"stored_bytes": 4_800_000}}),
+    )
+    assert (
+        "jpeg from memory, files: storage must give up to 160 MB/s to keep up (8000 samples/s of 20.0 kB)"
+        in told
+    )
+    assert "jpeg from shards: storage must give 2400 MB/s to keep up (8000 samples/s of 300 kB)" in told
+
+
+def test_numbers_of_workers_that_are_too_noisy_are_named():
+    noisy = feed_result(Loader(step_ms=4.0, slowed=0.1), workers=2, launch={"noise": 0.2, "seed": 4})
+    (said,) = verdicts(noisy, *feed_results(Loader(step_ms=4.0), (4, 8)))
+    assert (
+        "not input-bound with 4 workers or more (a real step takes 1.00x the cached one); too noisy to tell with 2;"
+        in said
+    )
 
 
 def test_what_was_not_told_is_not_said():

@@ -281,7 +281,7 @@ def test_loaders_have_their_section_with_what_is_said_of_them(page):
     ).text
     section = text.partition("over cached")[0].rpartition("Does the loader keep up?")[2]
     assert "feed jpeg pinned: input-bound with 2 workers" in section
-    assert "storage must give 160 MB/s" in section
+    assert "storage must give up to 160 MB/s" in section
     rows = text.partition("headroom")[2].partition("Where the time goes")[0]
     assert "workers=2 input-bound 4.00 2.00" in rows
     assert "How many chunks" not in text

@@ -235,7 +235,7 @@ def test_loaders_have_words_of_their_own_and_what_is_said_of_them_stands_below()
     assert row(text, "workers=2", "input-bound", "2.00")
     assert row(text, "workers=4", "balanced")
     assert row(text, "workers=8", "source=store", "compute-bound")
-    assert "storage must give 160 MB/s" in text
+    assert "storage must give up to 160 MB/s" in text
     narrow = shown(case_table(made), 80)
     assert "input-bound" in narrow
     assert max(map(len, narrow.splitlines())) <= 80

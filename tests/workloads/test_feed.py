@@ -496,7 +496,7 @@ def test_no_worker_outlives_a_run_that_is_stopped(tmp_path: Path, end: signal.Si
         # the run, the process that measures, the store, the fork server, what tracks shared memory, and two workers
         assert wait_for(lambda: len(processes_with(mark)) >= 7, 60), processes_with(mark)
         run.send_signal(end)
-        run.wait(30)
+        assert run.wait(30) == (130 if end == signal.SIGINT else -end), "it ended by itself"
         assert wait_for(lambda: not processes_with(mark), 20), processes_with(mark)
         if end == signal.SIGINT:
             assert list(scratch.iterdir()) == []
