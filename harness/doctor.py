@@ -127,10 +127,12 @@ def _skipped_on_cuda() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     yield Finding("python", "ok", platform.python_version())
-    needed = {"torch": "fail", "numpy": "fail", "scipy": "fail", "asv": "warn", "nvidia-ml-py": "warn"}
+    needed = dict.fromkeys(("torch", "numpy", "scipy"), "fail")
+    needed |= dict.fromkeys(("asv", "nvidia-ml-py", "pillow"), "warn")
     lost = {
         "asv": "; records are written, but no asv results",
         "nvidia-ml-py": "; nothing is read beside the samples",
+        "pillow": "; no pictures for the cases of a loader",
     }
     for package, level in needed.items():
         try:

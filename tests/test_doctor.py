@@ -47,6 +47,20 @@ def one(findings: list[Finding], name: str, level: str) -> Finding:
     return found
 
 
+def test_a_package_that_is_not_there_is_named_with_what_it_costs(monkeypatch):
+    def version(name: str) -> str:
+        if name == "pillow":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    install(monkeypatch, gpu())
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = one(examine(H200), "pillow", "warn")
+    assert (found.text, found.remedy) == (
+        "not installed; no pictures for the cases of a loader", "pip install pillow"
+    )  # fmt: skip
+
+
 def test_a_sound_gpu_machine_has_nothing_to_mend(monkeypatch):
     install(monkeypatch, gpu())
     findings = examine(H200)

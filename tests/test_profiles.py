@@ -148,6 +148,9 @@ def test_the_key_stays_when_only_the_look_of_the_file_changes(tmp_path):
         (lambda c: c["h2d"]["repeats"].update(pinned={"x": 1}), r"repeats.pinned: got 'x'.*\$.h2d"),
         (lambda c: c["h2d"]["repeats"].update(pinned={"64MiB": 0}), r">= 1.*\$.h2d"),
         (lambda c: c["h2d"].update(columns=[]), r"\$.h2d.columns"),
+        (lambda c: c["feed"].update(patch=300), "feed: patch 300, crop 224, image 256: want none larger than the next"),
+        (lambda c: c["feed"].update(crop=300), "feed: patch 16, crop 300, image 256"),
+        (lambda c: c["feed"].update(conditioning=-1), r"\$.feed.conditioning"),
     ],
 )  # fmt: skip
 def test_a_wrong_profile_is_refused_with_the_place_in_one_line(tmp_path, change, words):

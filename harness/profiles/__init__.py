@@ -97,6 +97,12 @@ class FeedSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     latency_ms: Positive = 20.0
     mib_per_s: Positive = 50.0
 
+    def __post_init__(self) -> None:
+        if not self.patch <= self.crop <= self.image:
+            raise ValueError(
+                f"feed: patch {self.patch}, crop {self.crop}, image {self.image}: want none larger than the next"
+            )
+
 
 class Tolerances(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the controls accept (harness/controls.py), as fractions.

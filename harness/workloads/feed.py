@@ -34,8 +34,8 @@ from harness.errors import Skip
 from harness.profiles import Profile
 from harness.workloads.base import Sample
 from harness.workloads.feed_batch import fields, unpinned
-from harness.workloads.feed_data import Collate, FeedData, FeedDataset, sendable
-from harness.workloads.feed_loader import TIMEOUT_S, Loader
+from harness.workloads.feed_data import COSTED, Collate, FeedData, FeedDataset, sendable
+from harness.workloads.feed_loader import TIMEOUT_S, Loader, in_time
 from harness.workloads.feed_steps import PictureStep, Step, TextStep, put, step_bytes
 from harness.workloads.order import Pick
 from harness.workloads.preflight import Needs, look, shortage
@@ -124,7 +124,8 @@ class FeedWorkload:
             return self._warm_up()
 
     def _warm_up(self) -> str | None:
-        with _one_thread(self._backend):
+        said = f"{COSTED} batches could not be made without a worker in {TIMEOUT_S:g} s"
+        with _one_thread(self._backend), in_time(TIMEOUT_S, said):
             self._facts |= self._data.costs()
         for batch in self._cached:
             self._step.run(batch)

@@ -183,7 +183,7 @@ class Loader:
 
     def next(self) -> Any:
         """The next batch of the pass. MeasurementError where a worker ended, failed, or took too long."""
-        with self.telling():
+        with self.telling(), in_time(self._timeout_s, f"the loader gave no batch for {self._timeout_s:g} s"):
             batch = next(self._iterator)
         self._taken += 1
         return batch
@@ -282,6 +282,34 @@ class Loader:
             if time.monotonic() >= until:
                 return None
             time.sleep(5e-3)
+
+
+@contextlib.contextmanager
+def in_time(limit_s: float, said: str) -> Iterator[None]:
+    """MeasurementError, as `said`, where it takes longer; a little is left to torch to say so itself.
+
+    torch's own limit holds for the wait for a batch, but not while the loop fetches it from a worker, which may have
+    stopped, nor where the loop makes its batches itself.
+    """
+
+    def late(*_: object) -> None:
+        raise MeasurementError(said)
+
+    outer, _ = signal.getitimer(signal.ITIMER_REAL)  # of a test's own limit; there is one timer for all
+    began, limit = time.monotonic(), limit_s + END_S
+    # Signals reach no other thread.
+    if threading.current_thread() is not threading.main_thread() or 0 < outer <= limit:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, limit)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if outer:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, outer - (time.monotonic() - began)))
 
 
 def _let_go(error: BaseException) -> None:

@@ -8,8 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
+
+from harness.errors import Skip
+
+try:
+    from PIL import Image
+except ImportError:  # a GPU image may have torch and no more; texts need none of it
+    Image = None  # type: ignore[assignment]
 
 # Ids of tokens lie below it; 0 is padding.
 VOCABULARY = 1 << 15
@@ -35,8 +41,10 @@ def make_jpegs(count: int, side: int, seed: int) -> list[bytes]:
 
     Their amplitudes fall with frequency as those of natural pictures do, by f^-1.2 (Tolhurst et al. 1992, Ophthalmic
     Physiol. Opt. 12, 229), so that a decoder has as many coefficients to work on as with photographs. Each is a mixture
-    of cuts out of a few large textures.
+    of cuts out of a few large textures. Skip without Pillow.
     """
+    if Image is None:
+        raise Skip("pictures need Pillow, and it is not installed; pip install pillow")
     rng = np.random.default_rng([seed, 0])
     textures = [_texture(2 * side, rng) for _ in range(TEXTURES)]
     files = []

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from feeds import (
 
 from harness.backends import get_backend
 from harness.errors import MeasurementError, Skip
+from harness.workloads import feed_loader
 from harness.workloads.feed_batch import fields, unpinned
 from harness.workloads.feed_data import Collate, FeedData
 from harness.workloads.feed_loader import Loader
@@ -310,6 +312,42 @@ def test_a_loader_that_hangs_has_a_limit_and_an_end(opened: Any) -> None:
     here.close()
     assert time.monotonic() - closing < 10
     assert workers_left() == []
+
+
+def test_a_worker_that_stops_with_batches_made_has_a_limit_too(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop knows of a batch, and fetches its memory from the worker that made it: torch waits without a limit."""
+    monkeypatch.setattr(feed_loader, "END_S", 0.5)
+    handler, (outer, _) = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    here = opened(workers=1, timeout_s=1.0)
+    here.loader.begin()
+    here.loader.settle()
+    (worker,) = multiprocessing.active_children()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    go_on_after = threading.Timer(8, os.kill, (worker.pid, signal.SIGCONT))
+    go_on_after.start()
+    try:
+        with pytest.raises(MeasurementError, match=r"^the loader gave no batch for 1 s$"):
+            here.loader.next()
+        here.close()
+        assert workers_left() == []
+    finally:
+        go_on_after.cancel()
+    assert signal.getsignal(signal.SIGALRM) is handler
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    assert max(0.0, outer - 10) <= left <= outer, "the limit of this test is as it was"
+
+
+def test_a_loop_that_makes_its_batches_itself_has_a_limit_too(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_loader, "END_S", 0.1)
+    here = opened(Stuck, workers=0, timeout_s=0.4)
+    here.loader.begin()
+    with pytest.raises(MeasurementError, match=r"^the loader gave no batch for 0\.4 s$"):
+        here.take(10)
 
 
 def test_a_start_method_that_is_not_there_is_a_reason_to_skip(

@@ -1,6 +1,8 @@
 """Made samples cost what real ones do, and each is a function of its seed."""
 
 import io
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -28,6 +30,22 @@ def test_pictures_are_jpeg_files_of_the_side_asked_for(side: int) -> None:
         with Image.open(io.BytesIO(file)) as picture:
             picture.load()
             assert (picture.format, picture.size, picture.mode) == ("JPEG", (side, side), "RGB")
+
+
+def test_without_pillow_there_are_texts_and_a_reason_for_no_pictures() -> None:
+    code = """
+import sys
+sys.modules["PIL"] = None  # importing it fails
+from harness.errors import Skip
+from harness.workloads.samples import make_jpegs, make_texts
+assert len(make_texts(3, 10, seed=1)) == 3
+try:
+    make_jpegs(1, 32, seed=1)
+except Skip as skip:
+    print(skip)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "pictures need Pillow, and it is not installed; pip install pillow\n"
 
 
 def test_pictures_are_fixed_by_their_seed_and_all_different() -> None:
