@@ -10,11 +10,16 @@ BY_ITSELF = "ended by itself"
 
 
 def worker_words(text: str, processes: Sequence[int]) -> str | None:
-    """What a message of DataLoader says of a worker, in one line; None for a message of another kind.
+    """What a message of DataLoader, or of the start of its workers, says, in one line; None for one of another kind.
 
     processes: of the workers, by their number.
     """
     of = f"of {len(processes)}"
+    if re.search(r"Resource temporarily unavailable|can't start new thread", text):
+        return (
+            f"no more processes or threads may be started here, with {len(processes)} workers asked for; take fewer "
+            "workers or raise the limit (ulimit -u, or pids.max of a container)"
+        )
     if found := re.match(r"Caught \w+ in DataLoader worker process (\d+)\.", text):
         return f"loader worker {found[1]} {of}: {_last_words(text)}"
     if text.startswith("Caught ") and " in pin memory thread" in text.splitlines()[0]:

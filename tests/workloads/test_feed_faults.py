@@ -35,6 +35,11 @@ KeyError: 'label'
         (TRACEBACK, "loader worker 3 of 2: KeyError: 'label'"),
         (TRACEBACK.replace("DataLoader worker process 3", "pin memory thread for device 0"),
          "the loader's pin thread: KeyError: 'label'"),
+        (str(BlockingIOError(11, os.strerror(11))),
+         "no more processes or threads may be started here, with 2 workers asked for; take fewer workers or raise the "
+         "limit (ulimit -u, or pids.max of a container)"),
+        ("can't start new thread", "no more processes or threads may be started here, with 2 workers asked for; take "
+         "fewer workers or raise the limit (ulimit -u, or pids.max of a container)"),
         ("CUDA error: an illegal memory access was encountered", None),
     ],
 )  # fmt: skip
