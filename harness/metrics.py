@@ -22,7 +22,7 @@ from harness.statistics import Array, Bootstrap
 
 # Enqueueing that takes this share of the device's time leaves the device waiting for the host.
 LAUNCH_BOUND = 0.9
-_DERIVED_CHECKS = (*NAMES, "launch_bound", "ranks_misaligned")
+_DERIVED_CHECKS = (*NAMES, "launch_bound", "transfer_launch_bound", "ranks_misaligned")
 _CURVE_NEEDS = {"overlapped_ms", "transfer_ms", "compute_ms"}
 _CURVE_KEYS = (
     "curve_ms",
@@ -92,7 +92,8 @@ def derive(case: CaseResult) -> CaseResult:
     """A copy of `case` with metrics, model and checks taken from its launches; without samples, as it was.
 
     checks: see doubts.doubts; `launch_bound` for ungated pinned cases: the host needs LAUNCH_BOUND of the
-    device's time to enqueue it; `ranks_misaligned`: launches left out because their ranks' rounds differ.
+    device's time to enqueue it; `transfer_launch_bound`: the same of NCCL's collectives alone; `ranks_misaligned`:
+    launches left out because their ranks' rounds differ.
     """
     launches = _columns(case)
     checks = {name: value for name, value in case.checks.items() if name not in _DERIVED_CHECKS}
@@ -111,6 +112,8 @@ def derive(case: CaseResult) -> CaseResult:
     bound = _launch_bound(case, found)
     if bound is not None:
         checks["launch_bound"] = bound
+    if case.params.get("backend") == "nccl" and _covers(launches, ("transfer", "host.transfer")):
+        checks["transfer_launch_bound"] = _slow_to_start(launches)
     return msgspec.structs.replace(
         case,
         metrics=found,
@@ -284,6 +287,12 @@ def _launch_bound(case: CaseResult, found: Mapping[str, records.Metric]) -> bool
     if not (ungated or case.params.get("backend") == "nccl") or "host_blocked_ms" not in found:
         return None
     return found["host_blocked_ms"].value >= LAUNCH_BOUND * found["overlapped_ms"].value
+
+
+def _slow_to_start(launches: Sequence[Mapping[str, Array]]) -> bool:
+    """Whether the collectives alone take as long as the host needs to start them: small buckets."""
+    shares = [np.median(launch["host.transfer"]) / np.median(launch["transfer"]) for launch in launches]
+    return bool(np.median(shares) >= LAUNCH_BOUND)
 
 
 def judge_launches(record: Record, target_of: Callable[[str], float]) -> None:

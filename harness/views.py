@@ -70,6 +70,10 @@ def remarks(case: CaseResult) -> list[Remark]:
         found.append(
             Remark("launch-bound: the host is as slow to enqueue the work as the device is to do it")
         )
+    if checks.get("transfer_launch_bound") is True:
+        found.append(
+            Remark("its collectives alone are launch-bound: the host is as slow to start them as they are")
+        )
     modes = checks.get("bimodal")
     for arm, seen in modes.items() if isinstance(modes, dict) else ():
         if isinstance(seen, list) and len(seen) == 3:

@@ -8,6 +8,7 @@ from harness.families import DDP, MIB
 from harness.metrics import derive, launch_values, samples
 from harness.record import CaseResult, Launch, Rank, Round, dumps, loads
 from harness.registry import metrics_of
+from harness.views import remarks
 
 CASE = Case.of(
     DDP, model="blocks", bucket=25 * MIB, tokens=2048, gradients="bf16", ranks=2, backend="nccl", profile="h200.1a2b"
@@ -125,6 +126,18 @@ def test_a_case_whose_host_is_as_slow_as_its_device_is_launch_bound():
         seen.host["overlapped"] = 22.0
     assert result(slow).checks["launch_bound"] is True
     assert result(launch((ARMS, SPANS))).checks["launch_bound"] is False
+
+
+def test_collectives_that_the_host_is_slow_to_start_are_said_to_be_so():
+    """Then their time is the host's, and what is made of it too."""
+    slow = launch((ARMS, SPANS))
+    for seen in slow.ranks[0].rounds:
+        seen.host["transfer"] = 0.95 * seen.arms["transfer"]
+    found = result(slow)
+    assert found.checks["transfer_launch_bound"] is True
+    assert found.checks["launch_bound"] is False
+    assert any("its collectives alone are launch-bound" in remark.text for remark in remarks(found))
+    assert result(launch((ARMS, SPANS))).checks["transfer_launch_bound"] is False
 
 
 def test_compute_that_is_faster_beside_collectives_is_kept_in_a_record():
