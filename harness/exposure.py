@@ -1,4 +1,5 @@
-"""What a record shows of collectives beside compute, in sentences: what stays bare, and what an option changes."""
+"""What a record shows of collectives beside compute, in sentences: what stays bare, and what an option changes, of
+collectives and of loaders."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from harness.record import CaseResult, Metric, Record
 from harness.views import metric, value
 
 # Axes of which each value but the usual one is a promise, to be kept or found to change nothing.
-OPTIONS = ("option", "connections", "first")
+OPTIONS = {"ddp": ("option", "connections", "first"), "feed": ("prefetch", "persistent", "start")}
 
 # exposed = tail + dilation, to this share of the overlapped time (measurement.md, ddp).
 CLOSES = 0.02
@@ -63,13 +64,17 @@ def _collective(record: Record) -> list[CaseResult]:
     ]
 
 
-def effects(record: Record) -> list[Effect]:
+def effects(record: Record, family: str) -> list[Effect]:
     """The effect of every option that was measured with and without, in the record's order."""
-    cases = _collective(record)
+    cases = [
+        case
+        for case in record.cases
+        if clean(case.family) == family and value(case, "overlapped_ms") is not None
+    ]
     known = {_parameters(case): case for case in cases}
     found = []
     for case in cases:
-        for axis in OPTIONS:
+        for axis in OPTIONS.get(family, ()):
             default = _default(case.family, axis)
             usual = known.get(_parameters(case, **{axis: default}))
             if usual is None or case.params.get(axis) == default:
@@ -78,6 +83,12 @@ def effects(record: Record) -> list[Effect]:
             if change is not None:
                 found.append(Effect(case, usual, axis, *change))
     return found
+
+
+def options(record: Record, family: str) -> list[str]:
+    """The same in sentences."""
+    names = short_names([case for case in record.cases if clean(case.family) == family])
+    return [f"{effect.text}: {names[effect.usual.key]}" for effect in effects(record, family)]
 
 
 def _default(family: str, axis: str) -> object:
@@ -153,7 +164,9 @@ def verdicts(record: Record) -> list[tuple[str, bool]]:
 
 def _is_plain(case: CaseResult) -> bool:
     return all(
-        case.params.get(axis) == _default(case.family, axis) for axis in OPTIONS if axis in case.params
+        case.params.get(axis) == _default(case.family, axis)
+        for axis in OPTIONS.get(case.family, ())
+        if axis in case.params
     )
 
 

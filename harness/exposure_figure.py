@@ -22,7 +22,7 @@ ROWS = 6
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, INK)
 
 # What the panels of one row differ in.
-_WITHIN = ("tokens", "bucket", "profile", *exposure.OPTIONS)
+_WITHIN = ("tokens", "bucket", "profile", *exposure.OPTIONS["ddp"])
 
 
 def draw(record: Record) -> Figure | None:

@@ -14,6 +14,7 @@ import jinja2
 from harness import (
     __version__,
     best_bucket,
+    exposure,
     exposure_figure,
     feeding,
     feeding_words,
@@ -115,7 +116,7 @@ def _loaders(record: Record) -> dict[str, Any] | None:
     return {
         "figure": _image(loader_figure.draw(record)),
         "rows": rows,
-        "notes": [*verdicts, *feeding_words.notes(record)],
+        "notes": [*verdicts, *feeding_words.notes(record), *exposure.options(record, "feed")],
         "common": names.common,
     }
 

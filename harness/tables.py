@@ -120,11 +120,8 @@ def case_table(record: Record) -> RenderableType:
 
 def _notes(record: Record, family: str) -> list[str]:
     """What stands below the table of a family."""
-    if family == "feed":
-        return feeding_words.notes(record)
-    names = short_names([case for case in record.cases if clean(case.family) == family])
-    effects = [effect for effect in exposure.effects(record) if effect.case.family == family]
-    return [f"{effect.text}: {names[effect.usual.key]}" for effect in effects]
+    told = feeding_words.notes(record) if family == "feed" else []
+    return [*told, *exposure.options(record, family)]
 
 
 def _family_table(cases: Sequence[CaseResult], title: str, notes: Iterable[str]) -> FittedTable:

@@ -3,7 +3,9 @@
 import re
 
 import pytest
+from factories import record
 from factories_ddp import EVEN, MIB, Machine, bucket_results, ddp_record, ddp_result, token_results
+from factories_feed import Loader, feed_result
 
 from harness import exposure, findings, tables
 from harness.record import Metric
@@ -22,7 +24,7 @@ def scaled(by: float, half: float = 0.002, **axes):
 
 
 def texts(*cases) -> list[str]:
-    return [effect.text for effect in exposure.effects(ddp_record(*cases))]
+    return [effect.text for effect in exposure.effects(ddp_record(*cases), "ddp")]
 
 
 @pytest.mark.parametrize(
@@ -46,12 +48,31 @@ def test_an_option_that_could_not_be_seen_is_not_said_to_have_none():
 def test_an_option_is_compared_with_the_same_case_without_it_and_nothing_else():
     plain = ddp_result(MACHINE)
     (found,) = exposure.effects(
-        ddp_record(plain, scaled(1.3, connections=1), scaled(1.3, tokens=512, connections=32))
+        ddp_record(plain, scaled(1.3, connections=1), scaled(1.3, tokens=512, connections=32)), "ddp"
     )
     assert (found.axis, found.usual.key) == ("connections", plain.key)
     assert texts(scaled(1.3, option="compile")) == []
     # Two options at once are none of either.
     assert texts(plain, scaled(1.3, option="compile", connections=1)) == []
+
+
+def test_options_of_loaders_are_compared_by_their_real_steps_and_ddp_is_left_to_itself():
+    slow = Loader(
+        decode_ms=15.0, step_ms=2.0
+    )  # 4 ms by four workers; twice as long where they start each epoch anew
+    made = [
+        feed_result(slow),
+        feed_result(slow, prefetch=4),
+        feed_result(Loader(decode_ms=31.0, step_ms=2.0), persistent="off"),
+        feed_result(slow, prefetch=4, workers=8),
+        ddp_result(MACHINE),
+        scaled(1.05, option="static-graph"),
+    ]
+    both, twice = exposure.options(record(*made), "feed")
+    assert both.startswith("prefetch=4 shows no effect (")
+    assert both.endswith("workers=4")
+    assert twice.startswith("persistent=off takes 100")
+    assert len(exposure.options(record(*made), "ddp")) == 1
 
 
 def test_a_case_without_a_number_has_no_effect():
