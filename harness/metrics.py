@@ -291,8 +291,11 @@ def _launch_bound(case: CaseResult, found: Mapping[str, records.Metric]) -> bool
 
 def _slow_to_start(launches: Sequence[Mapping[str, Array]]) -> bool:
     """Whether the collectives alone take as long as the host needs to start them: small buckets."""
-    shares = [np.median(launch["host.transfer"]) / np.median(launch["transfer"]) for launch in launches]
-    return bool(np.median(shares) >= LAUNCH_BOUND)
+    slow = [
+        bool(np.median(launch["host.transfer"]) >= LAUNCH_BOUND * np.median(launch["transfer"]))
+        for launch in launches
+    ]
+    return 2 * sum(slow) > len(slow)
 
 
 def judge_launches(record: Record, target_of: Callable[[str], float]) -> None:

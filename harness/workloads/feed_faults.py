@@ -15,7 +15,7 @@ def worker_words(text: str, processes: Sequence[int]) -> str | None:
     processes: of the workers, by their number.
     """
     of = f"of {len(processes)}"
-    if re.search(r"Resource temporarily unavailable|can't start new thread", text):
+    if re.match(r"\[Errno 11\] |can't start new thread", text):
         return (
             f"no more processes or threads may be started here, with {len(processes)} workers asked for; take fewer "
             "workers or raise the limit (ulimit -u, or pids.max of a container)"
