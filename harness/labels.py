@@ -76,6 +76,11 @@ def with_interval(metric: Metric | None) -> str:
     return f"{ratio(metric.value)} ({between})" if between else ratio(metric.value)
 
 
+def with_doubt(metric: Metric | None) -> str:
+    """Its spread; of a fraction, which may be near nothing, its interval: a share of nothing says nothing."""
+    return with_interval(metric) if metric and metric.unit == "fraction" else with_spread(metric)
+
+
 def count(total: int, noun: str) -> str:
     """`1 case`, `2 cases`"""
     return f"{total} {noun}{'' if total == 1 else 's'}"

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from harness.history import History, Series, Step
-from harness.labels import clean, count, number, percent, with_spread
+from harness.labels import clean, count, number, percent, with_doubt
 from harness.points import MISSING, Point
 from harness.steps import FIT_POINTS
 from harness.tables import STYLES, bare, plain
@@ -48,7 +48,7 @@ class PointTable:
             drawn.add_row(
                 commit_name(point),
                 clean(point.time[:16].replace("T", " ")),
-                Text(plain(with_spread(point.value), options)),
+                Text(plain(with_doubt(point.value), options)),
                 Text(point.status, STYLES.get(point.status, "dim")),
                 Text(said.get(at, ""), "bold" if any(step.at == at for step in self.series.steps) else ""),
             )
@@ -77,7 +77,7 @@ class SeriesTable:
             drawn.add_row(
                 Text(series.case),
                 series.machine,
-                Text(plain(with_spread(values[-1] if values else None), options)),
+                Text(plain(with_doubt(values[-1] if values else None), options)),
                 str(len(values)),
                 str(len(series.points) - len(values)),
                 str(len(series.breaks)),

@@ -3,7 +3,7 @@ import math
 import pytest
 from factories import h2d_case, unmeasured
 
-from harness.labels import clean, number, percent, ratio, short_names, spread, with_interval
+from harness.labels import clean, number, percent, ratio, short_names, spread, with_doubt, with_interval
 from harness.record import Metric
 
 
@@ -58,6 +58,13 @@ def test_an_interval_is_shown_where_there_is_one():
     assert with_interval(Metric(value=0.5, unit="fraction", low=0.45, high=0.551)) == "0.500 (0.450 to 0.551)"
     assert with_interval(Metric(value=0.5, unit="fraction")) == "0.500"
     assert with_interval(None) == "-"
+
+
+def test_a_fraction_near_nothing_has_its_interval_and_a_time_its_share():
+    near = Metric(value=-0.05, unit="fraction", low=-1.2, high=1.1)
+    assert with_doubt(near) == "-0.050 (-1.20 to 1.10)"
+    assert with_doubt(Metric(value=10.0, unit="ms", low=9.9, high=10.1)) == "10.0 ±1.0 %"
+    assert with_doubt(None) == "-"
 
 
 def test_text_from_a_record_cannot_steer_a_terminal():
