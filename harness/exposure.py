@@ -88,7 +88,8 @@ def effects(record: Record, family: str) -> list[Effect]:
 def options(record: Record, family: str) -> list[str]:
     """The same in sentences."""
     names = short_names([case for case in record.cases if clean(case.family) == family])
-    return [f"{effect.text}: {names[effect.usual.key]}" for effect in effects(record, family)]
+    step = " (of a real step)" if family == "feed" else ""
+    return [f"{effect.text}{step}: {names[effect.usual.key]}" for effect in effects(record, family)]
 
 
 def _default(family: str, axis: str) -> object:

@@ -116,7 +116,7 @@ class Feed:
             surely_fed = gap is not None and gap.high is not None and gap.high <= worth
             return surely_fed or (over.high is not None and over.high - 1 <= CLOSE)
         surely_late = gap is not None and gap.low is not None and gap.low > worth
-        return (surely_late and self._mostly_waits) or (over.low is not None and over.low > 1)
+        return (surely_late and self._mostly_waits) or (over.low is not None and over.low - 1 > CLOSE)
 
     @property
     def worker_ms(self) -> float | None:

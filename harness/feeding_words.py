@@ -110,7 +110,8 @@ def _of_scale(scale: Scale, found: Iterable[Feed]) -> str:
             text = f"not input-bound with {_workers(at)}{'' if scale.again else ' or more'}"
         text += f" ({_off(at)})"
         if scale.again:
-            text += f"; input-bound with {_listed(scale.again)}: more workers are slower"
+            slower = ": more workers are slower" if scale.again[-1] == scale.workers[-1] else " all the same"
+            text += f"; input-bound with {_listed(scale.again)}{slower}"
     if scale.unclear and (knee is not None or late):
         text += f"; too noisy to tell with {_listed(scale.unclear)}"
     if needed is not None:
@@ -162,7 +163,7 @@ def _of_case(feed: Feed, found: Iterable[Feed]) -> str:
     over = f"a real step takes {ratio(feed.over.value)}x the cached one ({steps})"
     if feed.verdict == "unclear":
         between = f"{ratio(feed.over.low)} to {ratio(feed.over.high)}"
-        text = f"too noisy to tell: {over}, anything from {between}"
+        text = f"too noisy to tell: {over}, anything from {between}{_blocked(feed)}"
     elif feed.verdict == "slowed":
         waits = f", of which the device waits {number(feed.gap_ms)} ms for its batch" if feed.gap_ms else ""
         text = f"not input-bound, and yet {over}{waits}: {_slows(feed)}"

@@ -204,8 +204,11 @@ def whole_ticks(ax: Axes, places: Sequence[int], texts: Sequence[str] | None = N
 
 
 def plain_log(axis: Axis) -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5 of every decade, in digits: powers would need TeX."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    """Ticks of a drawn logarithmic axis at 1, 2 and 5 of every decade, and more within one, in digits: powers would
+    need TeX."""
+    low, high = axis.get_view_interval()
+    narrow = low > 0 and high < 10 * low
+    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8) if narrow else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:g}"))
 

@@ -58,6 +58,7 @@ def _panel(ax: Axes, scale: Scale) -> None:
         )
         ax.axvline(scale.needed or 0, color=GREY, linewidth=1, linestyle=":", label="theory: workers needed")
     ax.set_yscale("log")
+    ax.autoscale_view()
     figures.plain_log(ax.yaxis)
     figures.whole_ticks(ax, scale.workers)
     ax.set_xlabel("workers W")

@@ -259,7 +259,8 @@ def _slowest(rounds: list[list[dict[str, float]]]) -> dict[str, Array]:
 
 def _model(case: CaseResult, launches: list[dict[str, Array]], bootstrap: Bootstrap) -> dict[str, Any]:
     pieces = _pieces(case)
-    piecewise = "model_ratio" in metrics_of(case.family)
+    known = metrics_of(case.family)
+    piecewise, quantile = "model_ratio" in known, known["bound_ratio"].quantile
     wanted: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Array]], Array]]] = {
         "piece_ms": (
             ("transfer", "compute"),
@@ -271,7 +272,7 @@ def _model(case: CaseResult, launches: list[dict[str, Array]], bootstrap: Bootst
         "realised_ratio": (("transfer_1", "compute_1"), lambda t: t["transfer_1"] / t["compute_1"]),
     }
     found = {
-        name: float(np.median(bootstrap.values(of, arms)))
+        name: float(np.median(bootstrap.values(of, arms, quantile)))
         for name, (arms, of) in wanted.items()
         if _covers(launches, arms) and (piecewise or name != "piece_ms")
     }

@@ -118,6 +118,7 @@ def _loaders(record: Record) -> dict[str, Any] | None:
         "rows": rows,
         "notes": [*verdicts, *feeding_words.notes(record), *exposure.options(record, "feed")],
         "common": names.common,
+        "alone": len(found) == sum(case.measured for case in record.cases),
     }
 
 

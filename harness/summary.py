@@ -6,11 +6,14 @@ from typing import Any
 
 import msgspec
 
+from harness import feeding
 from harness.record import Record
 
 
 def of(record: Record, path: Path) -> dict[str, Any]:
     """What `--json` prints of the record in `path`."""
+    found = feeding.feeds(record)
+    verdicts = {feed.case.key: {"verdict": feed.verdict} for feed in found}
     return {
         "record": str(path),
         "commit": record.run.commit,
@@ -26,8 +29,20 @@ def of(record: Record, path: Path) -> dict[str, Any]:
                 "reason": case.reason,
                 "metrics": msgspec.to_builtins(case.metrics),
                 "model": case.model,
+                **verdicts.get(case.key, {}),
             }
             for case in record.cases
+        ],
+        "loaders": [
+            {
+                "cases": [feed.case.key for feed in scale.feeds],
+                "workers": scale.workers,
+                "knee": scale.knee,
+                "workers_needed": scale.needed,
+                "workers_needed_between": scale.needed_between,
+            }
+            for scale in feeding.scales(found)
+            if len(scale.feeds) > 1
         ],
     }
 

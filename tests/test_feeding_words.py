@@ -1,9 +1,11 @@
 """What is said of loaders: each sentence from a record of known truth."""
 
+from pathlib import Path
+
 from factories import h2d_case, h2d_result, record
 from factories_feed import Loader, feed_record, feed_result, feed_results
 
-from harness import feeding_words, metrics
+from harness import feeding_words, metrics, summary
 from harness.findings import doubts as all_doubts
 from harness.findings import summary
 
@@ -233,3 +235,23 @@ def test_an_unsettled_case_is_marked_and_a_record_of_copies_says_nothing():
 def test_the_summary_of_a_record_has_the_verdicts():
     lines = [line.text for line in summary(feed_record(*feed_results(Loader(), (2, 4))))]
     assert sum(line.startswith("feed jpeg pinned: input-bound with 2 workers") for line in lines) == 1
+
+
+def test_a_number_of_workers_that_waits_among_others_that_do_not_is_said_all_the_same():
+    slow = feed_result(Loader(step_ms=9.0, decode_ms=15.0), workers=1)
+    (said,) = verdicts(
+        feed_result(Loader(step_ms=9.0), workers=0), slow, *feed_results(Loader(step_ms=9.0), (2, 4))
+    )
+    assert "; input-bound with 1 all the same" in said
+
+
+def test_programs_are_told_verdict_and_knee():
+    told = summary.of(feed_record(*feed_results(Loader(), (1, 2, 4, 8))), Path("a.json"))
+    assert [case["verdict"] for case in told["cases"]] == [
+        "input-bound",
+        "input-bound",
+        "balanced",
+        "compute-bound",
+    ]
+    (scale,) = told["loaders"]
+    assert (scale["workers"], scale["knee"], scale["workers_needed"]) == ([1, 2, 4, 8], 4, 4)
