@@ -5,7 +5,8 @@ from pathlib import Path
 from factories import h2d_case, h2d_result, record
 from factories_feed import Loader, feed_record, feed_result, feed_results
 
-from harness import feeding_words, metrics, summary
+from harness import feeding_words, metrics
+from harness import summary as of_programs
 from harness.findings import doubts as all_doubts
 from harness.findings import summary
 
@@ -246,7 +247,7 @@ def test_a_number_of_workers_that_waits_among_others_that_do_not_is_said_all_the
 
 
 def test_programs_are_told_verdict_and_knee():
-    told = summary.of(feed_record(*feed_results(Loader(), (1, 2, 4, 8))), Path("a.json"))
+    told = of_programs.of(feed_record(*feed_results(Loader(), (1, 2, 4, 8))), Path("a.json"))
     assert [case["verdict"] for case in told["cases"]] == [
         "input-bound",
         "input-bound",
